@@ -226,7 +226,7 @@ class _Reader:
 
     def read(self, table: Mapping[str, Any]) -> Config:
         root = _Section("", table, self.problems)
-        root.only(["cluster", "hosts", "router", "rebalance", "map"])
+        root.only(["cluster", "hosts", "router", "rebalance", "tables", "map"])
         cluster = root.section(
             "cluster", "add [cluster] with shards and epoch; `pgshard init` writes a whole config"
         )

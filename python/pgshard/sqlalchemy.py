@@ -182,7 +182,7 @@ class _Attempt:
         if asks_about_names(sql):
             # This counts only if the host says that it served the shard.
             self.met = self.met or Met.RELATIVE
-        return render(sql, self.schema)
+        return render(sql, self.schema, self.shard)
 
     def failed(self, error: BaseException | None) -> None:
         """A statement failed."""

@@ -2,15 +2,16 @@
 
 `{shard}` is replaced everywhere, even inside string literals, by the schema's name. It stands
 without quotes where PostgreSQL reads it as the same name without them, as the name of every shard's
-schema: `schemaname = '{shard}'` is true for that schema. `{{shard}}` stands for the text `{shard}`
-itself. All other braces are left as they are.
+schema: `schemaname = '{shard}'` is true for that schema. `{shard_id}` is the shard's number.
+`{{shard}}` and `{{shard_id}}` stand for the texts `{shard}` and `{shard_id}` themselves. All other
+braces are left as they are.
 """
 
 from __future__ import annotations
 
 import re
 
-_PLACES = re.compile(r"\{\{shard\}\}|\{shard\}")
+_PLACES = re.compile(r"\{(?:\{shard(?:_id)?\}|shard(?:_id)?)\}")
 # A name that means the same without quotes. No keyword has a digit in it.
 _PLAIN = re.compile(r"(?=[a-z_]*[0-9])[a-z_][a-z0-9_]*")
 
@@ -20,12 +21,16 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def render(sql: str, schema: str) -> str:
-    """The SQL for the shard with this schema, whose name is not quoted yet."""
-    if "{shard}" not in sql:
+def render(sql: str, schema: str, shard: int | None = None) -> str:
+    """The SQL for the shard with this schema, whose name is not quoted yet, and this number.
+    Without a number, `{shard_id}` and `{{shard_id}}` are left as they are."""
+    if "{shard" not in sql:
         return sql
     name = schema if _PLAIN.fullmatch(schema) else quote_name(schema)
-    return _PLACES.sub(lambda place: name if place.group() == "{shard}" else "{shard}", sql)
+    values = {"{shard}": name, "{{shard}}": "{shard}"}
+    if shard is not None:
+        values |= {"{shard_id}": str(shard), "{{shard_id}}": "{shard_id}"}
+    return _PLACES.sub(lambda place: values.get(place.group(), place.group()), sql)
 
 
 def escape(sql: str) -> str:

@@ -1,32 +1,58 @@
 //! SQL with the place of the shard's schema left open: `SELECT * FROM {shard}.photos`.
 
+use std::borrow::Cow;
+
 use super::quote::quote_ident;
+use crate::shard::ShardId;
 
-const SHARD: &str = "{shard}";
-const LITERAL: &str = "{{shard}}";
+/// The texts that stand for something, each before the texts that it contains.
+const PLACES: [(&str, Place); 4] = [
+    ("{{shard}}", Place::Text("{shard}")),
+    ("{{shard_id}}", Place::Text("{shard_id}")),
+    ("{shard}", Place::Schema),
+    ("{shard_id}", Place::Number),
+];
 
-/// SQL in which `{shard}` stands for a shard's schema. Read once, rendered for as many shards as
-/// need be.
+/// What stands in a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The name of the shard's schema.
+    Schema,
+    /// The shard's number.
+    Number,
+    /// This text itself.
+    Text(&'static str),
+}
+
+/// SQL in which `{shard}` stands for a shard's schema, and `{shard_id}` for its number. Read once,
+/// rendered for as many shards as need be.
 ///
 /// `{shard}` is replaced wherever it stands, in string literals too, by the schema's name. That
 /// stands without quotes where PostgreSQL reads it as the same name without them, as every shard's,
 /// so that it means the schema in a literal too: `schemaname = '{shard}'`,
 /// `'{shard}.photos'::regclass`. Any other name has its quotes, there too. `{{shard}}` is the text
-/// `{shard}` itself. Every other brace is the SQL's own (`'{"a": 1}'::jsonb`, `'{1,2}'::int[]`).
+/// `{shard}` itself, `{{shard_id}}` the text `{shard_id}`. Every other brace is the SQL's own
+/// (`'{"a": 1}'::jsonb`, `'{1,2}'::int[]`).
 ///
 /// ```
-/// use pgshard::pg::Template;
-/// let template = Template::new("SELECT '{}'::jsonb, '{shard}' FROM {shard}.photos");
-/// assert_eq!(template.render("shard_0007"), "SELECT '{}'::jsonb, 'shard_0007' FROM shard_0007.photos");
+/// use pgshard::{ShardId, pg::Template};
+/// let shard = ShardId::new(7).unwrap();
+/// let template = Template::new("SELECT '{}'::jsonb, {shard_id} FROM {shard}.photos");
+/// assert_eq!(
+///     template.render_shard("shard_0007", shard),
+///     "SELECT '{}'::jsonb, 7 FROM shard_0007.photos",
+/// );
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// What stands between the places: one piece more than there are places.
-    pieces: Vec<String>,
+    /// The text before each place, and what stands there.
+    pieces: Vec<(String, Place)>,
+    /// The text behind the last one.
+    end: String,
 }
 
 impl Template {
-    /// Reads the SQL. Any text is a template; one without `{shard}` renders as it is.
+    /// Reads the SQL. Any text is a template; one without a place renders as it is.
     pub fn new(sql: &str) -> Template {
         let mut pieces = Vec::new();
         let mut piece = String::new();
@@ -34,34 +60,69 @@ impl Template {
         while let Some(at) = rest.find('{') {
             piece.push_str(&rest[..at]);
             rest = &rest[at..];
-            if let Some(after) = rest.strip_prefix(LITERAL) {
-                piece.push_str(SHARD);
-                rest = after;
-            } else if let Some(after) = rest.strip_prefix(SHARD) {
-                pieces.push(std::mem::take(&mut piece));
-                rest = after;
-            } else {
-                piece.push('{');
-                rest = &rest[1..];
+            let place = PLACES.iter().find(|(text, _)| rest.starts_with(text));
+            match place {
+                Some((text, place)) => {
+                    pieces.push((std::mem::take(&mut piece), *place));
+                    rest = &rest[text.len()..];
+                }
+                None => {
+                    piece.push('{');
+                    rest = &rest[1..];
+                }
             }
         }
         piece.push_str(rest);
-        pieces.push(piece);
-        Template { pieces }
+        Template { pieces, end: piece }
     }
 
-    /// Whether the SQL names the shard at all.
+    /// Whether the SQL names the shard at all, by its schema or by its number.
     pub fn names_shard(&self) -> bool {
-        self.pieces.len() > 1
+        self.has(Place::Schema) || self.has(Place::Number)
     }
 
-    /// The SQL for the shard with this schema, a name that is not quoted yet.
+    /// Whether the SQL names the shard's schema.
+    pub fn names_schema(&self) -> bool {
+        self.has(Place::Schema)
+    }
+
+    fn has(&self, place: Place) -> bool {
+        self.pieces.iter().any(|(_, its)| *its == place)
+    }
+
+    /// The SQL for this shard, whose schema has this name, not quoted yet.
+    pub fn render_shard(&self, schema: &str, shard: ShardId) -> String {
+        self.rendered(schema, Some(shard))
+    }
+
+    /// The same where no number is known: `{shard_id}` and `{{shard_id}}` stay as they are.
     pub fn render(&self, schema: &str) -> String {
-        if is_plain(schema) {
-            self.pieces.join(schema)
-        } else {
-            self.pieces.join(&quote_ident(schema))
+        self.rendered(schema, None)
+    }
+
+    fn rendered(&self, schema: &str, shard: Option<ShardId>) -> String {
+        let name = match is_plain(schema) {
+            true => Cow::Borrowed(schema),
+            false => Cow::Owned(quote_ident(schema)),
+        };
+        let number = shard.map(|shard| shard.to_string());
+        let length = self
+            .pieces
+            .iter()
+            .map(|(piece, _)| piece.len() + name.len());
+        let mut sql = String::with_capacity(length.sum::<usize>() + self.end.len());
+        for (piece, place) in &self.pieces {
+            sql.push_str(piece);
+            sql.push_str(match (place, &number) {
+                (Place::Schema, _) => &name,
+                (Place::Number, Some(number)) => number,
+                (Place::Number, None) => "{shard_id}",
+                (Place::Text("{shard_id}"), None) => "{{shard_id}}",
+                (Place::Text(text), _) => text,
+            });
         }
+        sql.push_str(&self.end);
+        sql
     }
 }
 
@@ -107,6 +168,20 @@ mod tests {
             r#""we""ird".t"#
         );
         assert!(!Template::new("{{shard}}").names_shard());
+    }
+
+    #[test]
+    fn the_number_stands_wherever_it_is_named() {
+        let shard = ShardId::new(7).unwrap();
+        let rendered = |sql: &str| Template::new(sql).render_shard("shard_0007", shard);
+        assert_eq!(
+            rendered("CHECK (user_id % 4096 = {shard_id}), '{{shard_id}}', '{{shard}}'"),
+            "CHECK (user_id % 4096 = 7), '{shard_id}', '{shard}'"
+        );
+        let only = Template::new("SELECT {shard_id}");
+        assert!(only.names_shard() && !only.names_schema());
+        assert_eq!(only.render(""), "SELECT {shard_id}");
+        assert!(!Template::new("'{{shard_id}}'").names_shard());
     }
 
     #[test]

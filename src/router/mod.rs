@@ -3,7 +3,7 @@
 //! - [`Router`] knows the map and the hosts; [`Shard`] runs SQL on one shard; [`Transaction`] is
 //!   what a closure gets.
 //! - [`Reads`] are statements that a standby may answer.
-//! - `{shard}` in SQL is the shard's schema ([`crate::pg::Template`]).
+//! - `{shard}` in SQL is the shard's schema, `{shard_id}` its number ([`crate::pg::Template`]).
 //!
 //! # Moves
 //!

@@ -96,12 +96,15 @@ impl<'a> Rendered<'a> {
         let template = &self.sql.parsed.template;
         match self.tables {
             Tables::Named => Cow::Owned(template.render("")),
-            Tables::Shard(prefix, shard) => Cow::Owned(template.render(&prefix.schema(shard))),
+            Tables::Shard(prefix, shard) => {
+                Cow::Owned(template.render_shard(&prefix.schema(shard), shard))
+            }
             Tables::SearchPath(prefix, shard) => {
                 // The same text means other tables in each shard. The comment makes the texts
                 // differ, so that a prepared statement is for one shard.
                 let schema = prefix.schema(shard);
-                Cow::Owned(format!("/* {schema} */ {}", template.render(&schema)))
+                let sql = template.render_shard(&schema, shard);
+                Cow::Owned(format!("/* {schema} */ {sql}"))
             }
         }
     }
@@ -143,7 +146,8 @@ impl<'a> Rendered<'a> {
 }
 
 impl Sql {
-    /// Reads a statement; `{shard}` in it is the shard's schema (see [`Template`]).
+    /// Reads a statement; `{shard}` in it is the shard's schema, `{shard_id}` its number (see
+    /// [`Template`]).
     pub fn new(sql: &str) -> Sql {
         let class = StatementClass::of(sql);
         let parsed = Parsed {

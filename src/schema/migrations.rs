@@ -2,7 +2,8 @@
 //! numbers in every shard.
 //!
 //! In the SQL, `{shard}` is the name of the shard's schema, wherever it occurs (in strings and
-//! function bodies too), and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`.
+//! function bodies too), and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`, `{{shard_id}}` the
+//! text `{shard_id}`.
 //! The search path is empty while they run, so a table without `{shard}.` before its name is an
 //! error, never a table in `public`.
 //!
@@ -38,7 +39,7 @@ pub(super) enum Kind {
     /// nobody knows.
     NoTransaction {
         repeatable: Repeatable,
-        quickly: Vec<Template>,
+        quickly: Template,
     },
     /// Once in a host's database, in a transaction.
     Host,
@@ -55,8 +56,7 @@ pub struct Migration {
     /// Bytes.
     size: usize,
     pub(super) kind: Kind,
-    /// The text before, between and after the places of `{shard_id}`.
-    pieces: Vec<Template>,
+    template: Template,
 }
 
 /// A mistake in the folder.
@@ -308,7 +308,7 @@ impl Migrations {
                         sql: sql(text),
                         size: text.len(),
                         kind,
-                        pieces: pieces(text),
+                        template: Template::new(text),
                     });
                 }
                 Err(more) => mistakes.extend(more),
@@ -392,14 +392,14 @@ impl Migration {
 
     /// The SQL for a shard. It has the same lines as the file.
     pub fn render(&self, schema: &str, shard: ShardId) -> String {
-        render(&self.pieces, schema, shard)
+        self.template.render_shard(schema, shard)
     }
 
     /// The SQL for a shard that is being made, in its transaction: nobody waits, so nothing needs
     /// to be concurrent.
     pub(super) fn render_for_new(&self, schema: &str, shard: ShardId) -> String {
         match &self.kind {
-            Kind::NoTransaction { quickly, .. } => render(quickly, schema, shard),
+            Kind::NoTransaction { quickly, .. } => quickly.render_shard(schema, shard),
             _ => self.render(schema, shard),
         }
     }
@@ -411,7 +411,7 @@ impl Migration {
 
     /// The SQL of a once-per-host migration.
     pub(super) fn text(&self) -> String {
-        self.pieces.iter().map(|piece| piece.render("")).collect()
+        self.template.render("")
     }
 
     /// The first line of SQL, for people.
@@ -470,15 +470,6 @@ fn sql(text: &str) -> String {
     text[begins..].trim_end().to_owned()
 }
 
-fn pieces(text: &str) -> Vec<Template> {
-    text.split("{shard_id}").map(Template::new).collect()
-}
-
-fn render(pieces: &[Template], schema: &str, shard: ShardId) -> String {
-    let pieces: Vec<String> = pieces.iter().map(|piece| piece.render(schema)).collect();
-    pieces.join(&shard.to_string())
-}
-
 /// How a file runs, by its comments and its statements.
 fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
     if let Some(found) = unclosed(text) {
@@ -515,13 +506,15 @@ fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
             None
         }
     };
-    let names_shard = Template::new(text).names_shard() || text.contains("{shard_id}");
+    let template = Template::new(text);
     match directive {
-        Some(ONCE_PER_HOST) if names_shard => mistakes.push(MigrationMistake::NamesShard {
-            file: file.to_owned(),
-        }),
+        Some(ONCE_PER_HOST) if template.names_shard() => {
+            mistakes.push(MigrationMistake::NamesShard {
+                file: file.to_owned(),
+            })
+        }
         Some(ONCE_PER_HOST) => {}
-        _ if !Template::new(text).names_shard() => mistakes.push(MigrationMistake::NoShard {
+        _ if !template.names_schema() => mistakes.push(MigrationMistake::NoShard {
             file: file.to_owned(),
         }),
         _ => {}
@@ -546,7 +539,7 @@ fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
         match repeatable(text, first) {
             Ok(repeatable) => Kind::NoTransaction {
                 repeatable,
-                quickly: pieces(&quickly(text, first)),
+                quickly: Template::new(&quickly(text, first)),
             },
             Err(why) => {
                 mistakes.push(bad(first, why));

@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use pgshard::ShardId;
 use pgshard::id::Id;
 use pgshard::map::{Changes, Placement, ShardEpoch};
@@ -41,6 +42,34 @@ const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, $2)";
 const COUNT: &str = "SELECT count(*) FROM {shard}.photos";
 
 on_each_version! {
+    /// `{shard_id}` is the number of the shard, one by one, over many, and in a transaction.
+    async fn a_statement_says_the_number_of_its_shard(version) {
+        let shards = Shards::start(version, 16).await;
+        let router = shards.router();
+        let sql = "SELECT {shard_id}::int4, '{shard}', '{{shard_id}}' || '' FROM {shard}.photos \
+                   RIGHT JOIN (SELECT 1) one ON false";
+        let said = |row: &tokio_postgres::Row| -> (i32, String, String) {
+            (row.get(0), row.get(1), row.get(2))
+        };
+        let expected =
+            |number: u16| (i32::from(number), schema(number), "{shard_id}".to_owned());
+        for number in 0..16 {
+            let one = router.shard(shard(number)).unwrap();
+            assert_eq!(said(&one.query_one(sql, &[]).await.unwrap()), expected(number));
+            let in_transaction = one
+                .transaction(async |tx| tx.query_one("SELECT {shard_id}::int4", &[]).await)
+                .await
+                .unwrap();
+            assert_eq!(in_transaction.get::<_, i32>(0), i32::from(number));
+        }
+        let results: Vec<_> = router.all_shards().query(sql, &[]).collect().await;
+        let all: BTreeMap<_, _> = results
+            .into_iter()
+            .map(|(shard, rows)| (shard.get(), said(&rows.unwrap()[0])))
+            .collect();
+        assert_eq!(all, (0..16).map(|number| (number, expected(number))).collect());
+    }
+
     /// Every row is in the shard and on the host that arithmetic and map say, and is found by its
     /// ID.
     async fn keys_and_ids(version) {

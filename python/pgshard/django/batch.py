@@ -135,9 +135,8 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
     for shard in batch:
         schema = cluster().config.schema(shard)
         ids = "{" + ",".join(map(str, groups[shard])) + "}"
-        arms.append(
-            f"({render(sql.replace(_SCHEMA, quote_name(schema)).replace(_IDS, ids), schema)})"
-        )
+        arm = sql.replace(_SCHEMA, quote_name(schema)).replace(_IDS, ids)
+        arms.append(f"({render(arm, schema, shard)})")
         values += params
     wrapper.ensure_connection()
     with wrapper.wrap_database_errors, wrapper.create_cursor() as cursor:

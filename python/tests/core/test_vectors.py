@@ -171,7 +171,7 @@ def test_templates(case):
 
 @pytest.mark.parametrize("case", cases("templates", "plain"), ids=lambda case: case["sql"])
 def test_templates_of_shards(case):
-    assert render(case["sql"], "shard_0007") == case["rendered"]
+    assert render(case["sql"], "shard_0007", 7) == case["rendered"]
 
 
 @pytest.mark.parametrize("name", ["user", "s", "1s", "S1", "s1$", "s-1", "é1", "s1\n", ""])

@@ -7,11 +7,7 @@ use crate::schema::script::{forbidden, statements, unclosed};
 use crate::schema::steps::checksum;
 use crate::shard::ShardId;
 
-const PLACES: [(&str, Place); 3] = [
-    ("{shard_id}", Place::ShardId),
-    ("{low}", Place::Low),
-    ("{high}", Place::High),
-];
+const PLACES: [(&str, Place); 2] = [("{low}", Place::Low), ("{high}", Place::High)];
 
 /// The longest name.
 const NAME_MAX: usize = 63;
@@ -40,7 +36,6 @@ pub struct Backfill {
 /// A placeholder in the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    ShardId,
     Low,
     High,
 }
@@ -135,7 +130,7 @@ impl Backfill {
         }
         // Without the comments before and after it, which may contain placeholders too.
         let statement = &sql[statement.at.clone()];
-        if !Template::new(statement).names_shard() {
+        if !Template::new(statement).names_schema() {
             return Err(BackfillMistake::Lacks { place: "{shard}" });
         }
         if let Some(place) = ["{low}", "{high}"]
@@ -188,9 +183,8 @@ impl Backfill {
     ) -> String {
         let mut sql = String::new();
         for (piece, place) in &self.pieces {
-            sql.push_str(&piece.render(schema));
+            sql.push_str(&piece.render_shard(schema, shard));
             let _ = match place {
-                Some(Place::ShardId) => write!(sql, "{shard}"),
                 Some(Place::Low) => write!(sql, "{}::{kind}", quote_literal(low)),
                 Some(Place::High) => write!(sql, "{}::{kind}", quote_literal(high)),
                 None => Ok(()),

@@ -352,10 +352,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self.connection = mine
 
     def rendered(self, sql: Any) -> Any:
-        """The SQL with this shard's schema in place of `{shard}`."""
+        """The SQL with this shard's schema in place of `{shard}`, its number of `{shard_id}`."""
         if not isinstance(sql, str):
             sql = sql.as_string(self.connection)
-        return render(sql, self.schema) if "{shard}" in sql else sql
+        return render(sql, self.schema, self.shard)
 
     # --------------------------------------------------------------------------
     # moves

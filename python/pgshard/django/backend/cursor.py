@@ -38,9 +38,9 @@ class _Moving:
 
     def execute(self, sql: Any, params: Any = None) -> Any:
         if type(sql) is Compiled:
-            sql = self.db.rendered(sql) if "{shard}" in sql else sql
+            sql = self.db.rendered(sql) if "{shard" in sql else sql
         else:
-            if type(sql) is not str or "{shard}" in sql:
+            if type(sql) is not str or "{shard" in sql:
                 sql = self.db.rendered(sql)
             check_tables(sql)
         return super().execute(sql, params)  # type: ignore[misc]
