@@ -12,6 +12,7 @@ mod map;
 mod rebalance;
 mod render;
 mod router;
+mod tables;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use map::ConfigStore;
 pub use rebalance::{Rebalance, parse_bytes};
 pub use render::{HostSettings, Settings, render, render_map, template};
 pub use router::RouterConfig;
+pub use tables::TableConfig;
 
 use crate::map::{HostName, ShardMap};
 use crate::store::Findings;
@@ -51,6 +53,8 @@ pub struct Config {
     pub router: RouterConfig,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
+    /// The tables whose key columns are known, by name.
+    pub tables: BTreeMap<String, TableConfig>,
     /// The map as it stood in the file; later ones come from [`Config::map_store`]. `None` where it
     /// is kept elsewhere.
     pub map: Option<ShardMap>,
@@ -177,7 +181,7 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
     let document = parse_toml(findings)?;
     let root = Section::root(document.get_ref());
     root.only(
-        &["cluster", "hosts", "router", "rebalance", "map"],
+        &["cluster", "hosts", "router", "rebalance", "tables", "map"],
         findings,
     );
 
@@ -208,6 +212,12 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
     let rebalance =
         rebalance.map(|section| rebalance::read(&section, shards, names.as_deref(), findings));
 
+    let tables = root
+        .get("tables")
+        .and_then(|tables| tables.section(findings))
+        .map(|section| tables::read(&section, findings))
+        .unwrap_or_default();
+
     let router = root
         .get("router")
         .and_then(|router| router.section(findings));
@@ -223,6 +233,7 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
         hosts,
         router,
         rebalance: rebalance.unwrap_or_default(),
+        tables,
         map,
         store,
     })

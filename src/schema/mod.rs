@@ -61,7 +61,7 @@ pub use clock::ClockFacts;
 pub use cluster::Cluster;
 pub(crate) use compare::made_alike;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
-pub use contents::{Contents, Shelf, contents};
+pub use contents::{Contents, RowRules, Shelf, contents};
 pub use exposed::exposed;
 pub use facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow,

@@ -223,6 +223,108 @@ on_each_version! {
         );
     }
 
+    /// Rows with another shard's key, in columns that the config names, are found; a CHECK with the
+    /// shard's number refuses them.
+    async fn keys_of_other_shards(version) {
+        let tables = "
+            CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id \
+                bigint, title text);
+            CREATE TABLE {shard}.likes (user_id int, day int) PARTITION BY LIST (day);
+            CREATE TABLE {shard}.likes_1 PARTITION OF {shard}.likes FOR VALUES IN (1);
+            CREATE TABLE {shard}.names (name text)";
+        let world = World::with_tables(&[version, version], 8, &[("0001_tables.sql", tables)]).await;
+        let config = std::fs::read_to_string(&world.config.path).unwrap();
+        let keys = |keys: &str| {
+            world.write("pgshard.toml", &format!("{config}\n{keys}"));
+        };
+        let db1 = world.servers.app(0).await;
+        // The shard of a key is what the library says, for each of 40 keys, negative ones too.
+        for key in -20..20_i64 {
+            let shard = key.rem_euclid(8);
+            if shard < 4 {
+                db1.batch_execute(&format!(
+                    "INSERT INTO shard_000{shard}.photos (user_id) VALUES ({key}), (NULL);
+                     INSERT INTO shard_000{shard}.likes VALUES ({key}, 1)"
+                ))
+                .await
+                .unwrap();
+            }
+        }
+        keys("[tables.photos]\nkey = \"user_id\"\n[tables.likes]\nkey = \"user_id\"");
+        world.run(&["check", "--rows"]).await.ended(0);
+        db1.batch_execute(
+            "INSERT INTO shard_0001.photos (user_id) VALUES (13), (-1), (1);
+             INSERT INTO shard_0002.likes VALUES (3, 1)",
+        )
+        .await
+        .unwrap();
+        let said = findings(&world, &["check", "--rows"]).await;
+        assert_eq!(codes(&said), ["keys_of_another_shard", "keys_of_another_shard"], "{said:#?}");
+        let messages: Vec<String> = said.iter().map(|one| text(one, "message")).collect();
+        assert_eq!(
+            messages,
+            [
+                "shard 1: 2 rows have keys of another shard in photos.user_id, such as \"-1\" of \
+                 shard 7",
+                "shard 2: 1 row has a key of another shard in likes_1.user_id, such as \"3\" of \
+                 shard 3",
+            ]
+        );
+        // The command of the remedy finds where such a row belongs.
+        let args = command(&said[1]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        assert_eq!(world.run(&args).await.ended(0).last()["shard"], 3);
+        db1.batch_execute(
+            "DELETE FROM shard_0001.photos WHERE user_id IN (13, -1);
+             DELETE FROM shard_0002.likes WHERE user_id = 3",
+        )
+        .await
+        .unwrap();
+        world.run(&["check", "--rows"]).await.ended(0);
+
+        // What the config names and the shards do not have.
+        keys(
+            "[tables.photos]\nkey = \"usr\"\n[tables.foto]\nkey = \"user_id\"\n[tables.names]\n\
+             key = \"name\"",
+        );
+        let said = findings(&world, &["check", "--rows"]).await;
+        assert_eq!(codes(&said), ["key_column_unknown"; 6], "{said:#?}");
+        for words in [
+            "4 shards (0-3): the config has photos.usr as the key, and the table has no such column",
+            "4 shards (0-3): the config has foto.user_id as the key, and the shard has no such table",
+            "4 shards (0-3): the config has names.name as the key, and it is of the type text, \
+             while keys are integer",
+        ] {
+            assert!(said.iter().any(|one| text(one, "message") == words), "{words}: {said:#?}");
+        }
+
+        // The CHECK of `migrate new` refuses such rows, and lets the right ones in.
+        keys("");
+        let new = world.run(&["migrate", "new", "key"]).await.ended(0).last();
+        let file = std::path::PathBuf::from(new["file"].as_str().unwrap());
+        let file_text = std::fs::read_to_string(&file).unwrap();
+        let alter = file_text
+            .lines()
+            .find_map(|line| line.strip_prefix("-- ").filter(|line| line.contains("CHECK (")))
+            .unwrap();
+        std::fs::write(&file, alter).unwrap();
+        world.run(&["migrate", "up"]).await.ended(0);
+        let insert = async |key: i64| {
+            let sql = format!("INSERT INTO shard_0001.photos (user_id) VALUES ({key})");
+            db1.batch_execute(&sql).await
+        };
+        for key in -20..20_i64 {
+            let inserted = insert(key).await;
+            assert_eq!(inserted.is_ok(), key.rem_euclid(8) == 1, "{key}: {inserted:?}");
+        }
+        // The number is no difference between shards, and moves with the shard.
+        world.run(&["check", "--ddl"]).await.ended(0);
+        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        let sql = "SELECT {shard_id} AS number, min(user_id) FROM {shard}.photos";
+        let rows = world.run(&["sql", sql, "--shards", "1"]).await.ended(0).last();
+        assert_eq!(rows["rows"][0]["number"], 1, "{rows}");
+    }
+
     /// Partitions are looked at before anything is read: if one is locked, its shard is reported,
     /// and no other.
     async fn a_locked_partition(version) {

@@ -11,11 +11,13 @@ use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 
+use super::cluster::Cluster;
 use super::finding::{Finding, Findings, Severity};
 use crate::id::{Epoch, Id};
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, quote_ident};
-use crate::shard::ShardId;
+use crate::schema::rights::shell_word;
+use crate::shard::{KeyKind, ShardCount, ShardId};
 
 /// A host, and the schemas of the shards that it serves.
 #[derive(Clone, Debug)]
@@ -26,6 +28,15 @@ pub struct Shelf {
     pub connect: ConnectOptions,
     /// The shards.
     pub schemas: BTreeMap<ShardId, String>,
+}
+
+/// What rows have to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct RowRules<'a> {
+    /// What IDs and keys are made of.
+    pub cluster: &'a Cluster,
+    /// The columns with the sharding keys, by the names of their tables.
+    pub keys: &'a BTreeMap<String, String>,
 }
 
 /// What the rows of one column show.
@@ -48,6 +59,11 @@ enum FilledBy {
         /// Whether the shard has not given out that ID yet.
         is_ahead: bool,
     },
+    /// The application: it holds the sharding key. How many rows have a key of another shard, and
+    /// one of those.
+    Key(Option<(i64, String)>),
+    /// It was to hold the sharding key, and cannot: what is wrong with it.
+    NoKey(String),
     /// A sequence by its quoted name, and the value that it will reach although a row has it
     /// already.
     Sequence { name: String, behind: Option<i64> },
@@ -76,24 +92,32 @@ pub struct Contents {
     pub largest: BTreeMap<ShardId, i64>,
 }
 
-/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, on all hosts at the
-/// same time.
+/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, or whose key columns
+/// are named, on all hosts at the same time. `on_shard` is called after each shard.
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Contents {
+pub async fn contents(
+    shelves: &[Shelf],
+    rules: RowRules<'_>,
+    on_shard: &(dyn Fn() + Send + Sync),
+) -> Contents {
     let read = join_all(
         shelves
             .iter()
-            .map(async |shelf| (shelf, read::read(shelf).await)),
+            .map(async |shelf| (shelf, read::read(shelf, rules, on_shard).await)),
     )
     .await;
+    let Cluster {
+        epoch, shards, key, ..
+    } = *rules.cluster;
     let (mut findings, mut largest) = (Findings::default(), BTreeMap::<ShardId, i64>::new());
     for (shelf, columns) in read {
         match columns {
             Ok(columns) => {
                 for column in &columns {
                     said(&mut findings, shelf, column, epoch);
+                    keys(&mut findings, shelf, column, (key, shards));
                     if let FilledBy::Shard {
                         largest: Some(id), ..
                     } = column.filled_by
@@ -228,6 +252,55 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 remedy,
             );
         }
-        FilledBy::Sequence { behind: None, .. } => {}
+        FilledBy::Sequence { behind: None, .. } | FilledBy::Key(_) | FilledBy::NoKey(_) => {}
+    }
+}
+
+/// What is wrong with a column of sharding keys.
+fn keys(
+    findings: &mut Findings,
+    shelf: &Shelf,
+    Column {
+        shard,
+        table,
+        name,
+        filled_by,
+    }: &Column,
+    (kind, shards): (KeyKind, ShardCount),
+) {
+    let (host, severity) = (Some(&shelf.host), Severity::Error);
+    match filled_by {
+        FilledBy::Key(Some((count, key))) => {
+            let rows = if *count == 1 {
+                "row has a key"
+            } else {
+                "rows have keys"
+            };
+            let other = kind
+                .shard_of_text(key, shards)
+                .map(|other| format!(" of shard {other}"))
+                .unwrap_or_default();
+            let what = format!(
+                "{count} {rows} of another shard in {table}.{name}, such as {key:?}{other}"
+            );
+            let remedy = format!(
+                "a query by such a key goes to the other shard: move the rows to where `pgshard \
+                 locate --key {}` says, or delete them; docs/keys.md has a CHECK that refuses more \
+                 of them",
+                shell_word(key)
+            );
+            let code = "keys_of_another_shard";
+            findings.add_shard(severity, code, host, *shard, what, remedy);
+        }
+        FilledBy::NoKey(problem) => {
+            let what = format!("the config has {table}.{name} as the key, and {problem}");
+            let remedy = format!(
+                "correct [tables.{table}] in the config; if the shard lacks a migration, `pgshard \
+                 migrate up`"
+            );
+            let code = "key_column_unknown";
+            findings.add_shard(severity, code, host, *shard, what, remedy);
+        }
+        _ => {}
     }
 }

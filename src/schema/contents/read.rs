@@ -10,12 +10,13 @@ use tokio_postgres::types::Type;
 
 use super::super::facts::FactsError;
 use super::super::session;
-use super::{Column, FilledBy, Shelf, Unread};
+use super::{Column, FilledBy, RowRules, Shelf, Unread};
 use crate::pg::cause::chain;
 use crate::pg::{Connection, quote_ident};
-use crate::shard::ShardId;
+use crate::shard::{KeyKind, ShardCount, ShardId};
 
 const COLUMNS: &str = include_str!("columns.sql");
+const KEYS: &str = include_str!("keys.sql");
 
 /// Shards whose columns are asked for at once: each partition takes a lock until the end of the
 /// query.
@@ -40,9 +41,18 @@ struct Wanted {
     schema: String,
     table: String,
     name: String,
-    sequence: Option<Sequence>,
+    fill: Fill,
     /// Why its table is not to be read.
     unread: Option<Unread>,
+}
+
+/// What puts the values into a column.
+enum Fill {
+    /// `next_id()`.
+    Id,
+    Sequence(Sequence),
+    /// The application puts the sharding key into it.
+    Key(KeyKind, ShardCount),
 }
 
 struct Sequence {
@@ -51,10 +61,10 @@ struct Sequence {
 }
 
 /// What was seen in a column so far.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Seen {
     foreign: i64,
-    example: Option<i64>,
+    example: Option<String>,
     last: Option<i64>,
 }
 
@@ -70,7 +80,11 @@ impl Column {
     }
 }
 
-pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> {
+pub(super) fn read<'a>(
+    shelf: &'a Shelf,
+    rules: RowRules<'a>,
+    on_shard: &'a (dyn Fn() + Send + Sync),
+) -> BoxFuture<'a, Result<Vec<Column>, String>> {
     Box::pin(async move {
         let client = session::open(&shelf.connect, "pgshard rows")
             .await
@@ -101,14 +115,18 @@ pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> 
         let mut columns = Vec::new();
         let mut left: VecDeque<&[(i32, &str)]> = shards.chunks(SHARDS_AT_ONCE).collect();
         while let Some(some) = left.pop_front() {
-            let wanted = match (all_wanted(&client, some).await, some) {
-                (Ok(wanted), _) => wanted,
+            let wanted = match (all_wanted(&client, some, rules).await, some) {
+                (Ok((wanted, unusable)), _) => {
+                    columns.extend(unusable);
+                    wanted
+                }
                 (Err(reason), _) if client.is_closed() => return Err(reason),
                 (Err(reason), [(shard, _)]) => {
                     columns.extend(
                         ShardId::try_from(*shard)
                             .map(|shard| Column::of_unread_shard(shard, reason)),
                     );
+                    on_shard();
                     continue;
                 }
                 // Somebody has locked a partition, say. Only its shard is not read.
@@ -117,17 +135,28 @@ pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> 
                     continue;
                 }
             };
-            for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table))
-            {
-                columns.extend(of_table(&client, of_a_table, step).await?);
+            let mut told = 0;
+            for of_a_shard in wanted.chunk_by(|a, b| a.shard == b.shard) {
+                for of_a_table in of_a_shard.chunk_by(|a, b| a.table == b.table) {
+                    columns.extend(of_table(&client, of_a_table, step).await?);
+                }
+                told += 1;
+                on_shard();
             }
+            // Those without a table that is read.
+            (told..some.len()).for_each(|_| on_shard());
         }
         Ok(columns)
     })
 }
 
-/// The columns that are to be read in these shards.
-async fn all_wanted(client: &Connection, shards: &[(i32, &str)]) -> Result<Vec<Wanted>, String> {
+/// The columns that are to be read in these shards, and those that the config has as keys and that
+/// cannot be.
+async fn all_wanted(
+    client: &Connection,
+    shards: &[(i32, &str)],
+    rules: RowRules<'_>,
+) -> Result<(Vec<Wanted>, Vec<Column>), String> {
     let (numbers, schemas): (Vec<i32>, Vec<&str>) = shards.iter().copied().unzip();
     let rows = client
         .query_typed(
@@ -136,7 +165,108 @@ async fn all_wanted(client: &Connection, shards: &[(i32, &str)]) -> Result<Vec<W
         )
         .await;
     let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
-    Ok(wanted.map_err(failed)?.into_iter().flatten().collect())
+    let mut wanted: Vec<Wanted> = wanted.map_err(failed)?.into_iter().flatten().collect();
+    if rules.keys.is_empty() {
+        return Ok((wanted, Vec::new()));
+    }
+    let (tables, columns): (Vec<&str>, Vec<&str>) = rules
+        .keys
+        .iter()
+        .map(|(table, column)| (table.as_str(), column.as_str()))
+        .unzip();
+    let rows = client
+        .query_typed(
+            KEYS,
+            &[
+                (&schemas, Type::TEXT_ARRAY),
+                (&numbers, Type::INT4_ARRAY),
+                (&tables, Type::TEXT_ARRAY),
+                (&columns, Type::TEXT_ARRAY),
+            ],
+        )
+        .await
+        .map_err(failed)?;
+    let mut unusable = Vec::new();
+    for row in rows {
+        match key(&row, rules).map_err(failed)? {
+            Some(Ok(key)) => wanted.push(key),
+            Some(Err(column)) => unusable.push(column),
+            None => {}
+        }
+    }
+    // A table is read once, for all of its columns.
+    wanted.sort_by(|a, b| (a.shard, &a.table, &a.name).cmp(&(b.shard, &b.table, &b.name)));
+    Ok((wanted, unusable))
+}
+
+/// A column that the config has as a key; an error if it cannot be one.
+fn key(
+    row: &Row,
+    rules: RowRules<'_>,
+) -> Result<Option<Result<Wanted, Column>>, tokio_postgres::Error> {
+    let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else {
+        return Ok(None);
+    };
+    let (has_table, has_column): (bool, bool) = (row.try_get(4)?, row.try_get(5)?);
+    let kind = rules.cluster.key;
+    let category: Option<&str> = row.try_get(7)?;
+    let fits = match kind {
+        KeyKind::Integer => category == Some("N"),
+        KeyKind::String => category == Some("S"),
+        KeyKind::Uuid => row.try_get::<_, Option<bool>>(8)?.unwrap_or(false),
+    };
+    let (table, name): (String, String) = (row.try_get(2)?, row.try_get(3)?);
+    let problem = if !has_table {
+        Some("the shard has no such table".to_owned())
+    } else if !has_column {
+        Some("the table has no such column".to_owned())
+    } else if !fits {
+        let its: Option<&str> = row.try_get(6)?;
+        let its = its.unwrap_or("an unknown type");
+        Some(format!("it is of the type {its}, while keys are {kind}"))
+    } else {
+        None
+    };
+    if let Some(problem) = problem {
+        let filled_by = FilledBy::NoKey(problem);
+        return Ok(Some(Err(Column {
+            shard,
+            table,
+            name,
+            filled_by,
+        })));
+    }
+    let unread = match row.try_get::<_, Option<String>>(9)? {
+        Some(owner) => Some(Unread::OfAnother(owner)),
+        None => row.try_get::<_, bool>(10)?.then_some(Unread::Hidden),
+    };
+    Ok(Some(Ok(Wanted {
+        shard,
+        schema: row.try_get(1)?,
+        table,
+        name,
+        fill: Fill::Key(kind, rules.cluster.shards),
+        unread,
+    })))
+}
+
+/// The shard of a key, as the server computes it (docs/keys.md).
+fn shard_of(name: &str, kind: KeyKind, shards: ShardCount) -> String {
+    let hashed =
+        |bytes: String| format!("('x' || left(encode(sha256({bytes}), 'hex'), 15))::bit(60)::int8");
+    match kind {
+        KeyKind::Integer => format!("(({name}::numeric % {shards} + {shards}) % {shards})"),
+        KeyKind::String => {
+            format!(
+                "({} % {shards})",
+                hashed(format!("convert_to({name}::text, 'UTF8')"))
+            )
+        }
+        KeyKind::Uuid => format!(
+            "({} % {shards})",
+            hashed(format!("uuid_send({name}::uuid)"))
+        ),
+    }
 }
 
 /// The columns of a table, or one that says why it is not read. Only an error of the connection
@@ -182,15 +312,15 @@ async fn seen(client: &Connection, wanted: &[Wanted], step: i64) -> Result<Vec<C
 }
 
 fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
-    let sequence = match row
+    let fill = match row
         .try_get::<_, Option<&str>>(4)?
         .zip(row.try_get::<_, Option<&str>>(5)?)
     {
-        Some((schema, name)) => Some(Sequence {
+        Some((schema, name)) => Fill::Sequence(Sequence {
             name: format!("{}.{}", quote_ident(schema), quote_ident(name)),
             grows: row.try_get(6)?,
         }),
-        None => None,
+        None => Fill::Id,
     };
     let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else {
         return Ok(None);
@@ -204,7 +334,7 @@ fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
         schema: row.try_get(1)?,
         table: row.try_get(2)?,
         name: row.try_get(3)?,
-        sequence,
+        fill,
         unread,
     }))
 }
@@ -218,22 +348,30 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
         let name = quote_ident(&column.name);
         let own = format!("({name} >> 10 & 8191) = {}", column.shard);
         let separator = if selected.is_empty() { "" } else { ", " };
-        match &column.sequence {
-            None => {
+        match &column.fill {
+            Fill::Id => {
                 _ = write!(
                     selected,
                     "{separator}count(*) FILTER (WHERE NOT {own}), min({name}::int8) FILTER (WHERE \
-                        NOT {own}), \
+                        NOT {own})::text, \
                  max({name}::int8 # {SIGN}) FILTER (WHERE {own}) # {SIGN}"
                 )
             }
-            Some(Sequence { grows, .. }) => {
+            Fill::Key(kind, shards) => {
+                let other = format!("{} <> {}", shard_of(&name, *kind, *shards), column.shard);
+                _ = write!(
+                    selected,
+                    "{separator}count(*) FILTER (WHERE {other}), \
+                     min({name}::text) FILTER (WHERE {other}), NULL::int8"
+                );
+            }
+            Fill::Sequence(Sequence { grows, .. }) => {
                 let last = if *grows { "max" } else { "min" };
                 // With max() alone the planner would walk through the column's index, past all rows
                 // of other blocks.
                 _ = write!(
                     selected,
-                    "{separator}count(*) FILTER (WHERE false), NULL::int8, {last}({name})::int8"
+                    "{separator}count(*) FILTER (WHERE false), NULL::text, {last}({name})::int8"
                 );
             }
         }
@@ -259,11 +397,13 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
         for (at, (seen, column)) in seen.iter_mut().zip(columns).enumerate() {
             let [foreign, example, last] = [3 * at, 3 * at + 1, 3 * at + 2];
             seen.foreign += row.try_get::<_, i64>(foreign).map_err(failed)?;
-            seen.example = seen.example.or(row.try_get(example).map_err(failed)?);
-            let later = |one: i64, other: i64| match &column.sequence {
-                None => one.cast_unsigned().max(other.cast_unsigned()).cast_signed(),
-                Some(sequence) if sequence.grows => one.max(other),
-                Some(_) => one.min(other),
+            if seen.example.is_none() {
+                seen.example = row.try_get(example).map_err(failed)?;
+            }
+            let later = |one: i64, other: i64| match &column.fill {
+                Fill::Sequence(sequence) if sequence.grows => one.max(other),
+                Fill::Sequence(_) => one.min(other),
+                _ => one.cast_unsigned().max(other.cast_unsigned()).cast_signed(),
             };
             seen.last = match (
                 seen.last,
@@ -298,8 +438,9 @@ async fn blocks(client: &Connection, table: &str) -> Result<i64, String> {
 /// Compares what was seen with what the generator says. The generator is asked afterwards, so
 /// whatever it gave out meanwhile is below its answer.
 async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Column, String> {
-    let filled_by = match &wanted.sequence {
-        None => {
+    let filled_by = match &wanted.fill {
+        Fill::Key(..) => FilledBy::Key(seen.example.map(|example| (seen.foreign, example))),
+        Fill::Id => {
             let text = format!("SELECT {}.id_high_water()", quote_ident(&wanted.schema));
             let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
             let high: Option<Option<i64>> = rows
@@ -309,14 +450,15 @@ async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Colu
                 .map_err(failed)?;
             let high = high.flatten();
             let past = |id: i64| high.is_some_and(|high| id.cast_unsigned() > high.cast_unsigned());
-            let foreign = seen.example.map(|example| (seen.foreign, example));
+            let example = seen.example.and_then(|example| example.parse().ok());
+            let foreign = example.map(|example| (seen.foreign, example));
             FilledBy::Shard {
                 foreign,
                 largest: seen.last,
                 is_ahead: seen.last.is_some_and(past),
             }
         }
-        Some(sequence) => {
+        Fill::Sequence(sequence) => {
             let text = format!("SELECT last_value, is_called FROM {}", sequence.name);
             let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
             let row = rows.first().ok_or("a sequence has no row")?;

@@ -69,7 +69,8 @@ pub(crate) struct Check {
     #[arg(long)]
     pub(crate) movable: bool,
     /// Read every row, too, at half speed: for IDs of other shards, or ahead of their shard's
-    /// clock, and sequences behind their tables
+    /// clock, keys of other shards where the config names the column, and sequences behind their
+    /// tables
     #[arg(long)]
     pub(crate) rows: bool,
     /// From which severity on the exit code is 1
@@ -191,9 +192,8 @@ fn host_name(text: &str) -> Result<HostName, String> {
 /// Run a query on all shards, or on some
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-{shard} stands for the name of the shard's schema, in strings too (schemaname = '{shard}'); \
-{{shard}} \
-is the text {shard} itself. The query runs in a READ ONLY transaction on each shard, \
+{shard} stands for the name of the shard's schema, in strings too (schemaname = '{shard}'), \
+{shard_id} for its number; {{shard}} is the text {shard} itself. The query runs in a READ ONLY transaction on each shard, \
 eight shards of a host at a time. With --json each shard is one line, written as soon as it is \
 there; every bigint in it is a string, since it may be an ID, and so is every whole number of a \
 row that has \

@@ -8,6 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::mover::{Observer, Options};
+use pgshard::schema::control::Refusal;
 use pgshard::schema::{self, Finding, HostFacts, Migrations, Severity, Shelf, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -177,7 +178,7 @@ pub(crate) async fn run(
     if args.rows || args.movable {
         needs_owner(&survey)?;
     }
-    let (findings, largest) = deeper(args, &config, &survey, findings).await;
+    let (findings, largest) = deeper(args, &config, &survey, findings, output).await;
     // Without --fail-on a notice is no fault.
     let fails = Severity::from(args.fail_on);
     let ok = findings
@@ -232,13 +233,22 @@ async fn deeper(
     config: &Config,
     survey: &Survey,
     mut findings: Vec<Finding>,
+    output: &Output,
 ) -> (Vec<Finding>, Option<BTreeMap<ShardId, i64>>) {
-    // That a host did not answer is said once.
+    // A host that did not answer, or is of another cluster, has a finding of its own.
+    let cluster = context::cluster(config);
+    let is_comparable = |host: &HostConfig, facts: &HostFacts| {
+        facts.control.as_ref().is_some_and(|control| {
+            !schema::control::differences(control, &cluster, &host.name)
+                .iter()
+                .any(Refusal::is_of_another_host)
+        })
+    };
     let heard: Vec<(&HostConfig, &HostFacts)> = config
         .hosts
         .values()
         .filter_map(|host| Some((host, survey.get(&host.name)?.as_ref().ok()?)))
-        .filter(|(_, facts)| facts.control.is_some())
+        .filter(|(host, facts)| is_comparable(host, facts))
         .collect();
     let hosts = || {
         heard
@@ -276,7 +286,19 @@ async fn deeper(
             }
         };
         let shelves: Vec<Shelf> = heard.iter().map(shelf).collect();
-        let contents = schema::contents(&shelves, config.cluster.epoch).await;
+        let keys = config
+            .tables
+            .iter()
+            .map(|(name, table)| (name.clone(), table.key.clone()))
+            .collect();
+        let rules = schema::RowRules {
+            cluster: &cluster,
+            keys: &keys,
+        };
+        let count = shelves.iter().map(|shelf| shelf.schemas.len() as u64).sum();
+        let bar = output.progress("rows".to_owned(), "shards", count);
+        let contents = schema::contents(&shelves, rules, &|| bar.inc(1)).await;
+        bar.finish_and_clear();
         findings.extend(contents.findings);
         largest = Some(contents.largest);
     }

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
+use pgshard::{KeyKind, ShardCount};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -31,7 +32,32 @@ roles, shared types
 -- Once it has been run somewhere the file must not change: a change is the next file.
 --
 -- ALTER TABLE {shard}.photos ADD COLUMN caption text;
+--
+-- A row with another shard's key is found by no query. A CHECK refuses it (docs/keys.md); {shards} \
+is the number of shards:
+-- ALTER TABLE {shard}.photos ADD CONSTRAINT photos_key CHECK ({condition});
 ";
+
+/// The condition of a CHECK that refuses the keys of other shards, for keys in this column.
+fn condition(kind: KeyKind, shards: ShardCount, column: &str) -> String {
+    let hashed = |bytes: String| {
+        format!("('x' || left(encode(sha256({bytes}), 'hex'), 15))::bit(60)::bigint")
+    };
+    match kind {
+        KeyKind::Integer => {
+            let n = shards.get();
+            format!("({column} % {n} + {n}) % {n} = {{shard_id}}")
+        }
+        KeyKind::String => {
+            let hash = hashed(format!("convert_to({column}, 'UTF8')"));
+            format!("{hash} % {} = {{shard_id}}", shards.get())
+        }
+        KeyKind::Uuid => {
+            let hash = hashed(format!("uuid_send({column})"));
+            format!("{hash} % {} = {{shard_id}}", shards.get())
+        }
+    }
+}
 
 /// What was written.
 #[derive(JsonSchema, Serialize)]
@@ -68,10 +94,17 @@ pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<
             .and_then(|stem| stem.split('_').next()?.parse().ok());
         last = last.max(number.unwrap_or(0));
     }
+    let cluster = &config.cluster;
+    let text = TEMPLATE
+        .replace(
+            "{condition}",
+            &condition(cluster.key, cluster.shards, "user_id"),
+        )
+        .replace("{shards}", &cluster.shards.get().to_string());
     let path = folder.join(format!("{:04}_{name}.sql", last + 1));
     let written = OpenOptions::new().write(true).create_new(true).open(&path);
     written
-        .and_then(|mut file| file.write_all(TEMPLATE.as_bytes()))
+        .and_then(|mut file| file.write_all(text.as_bytes()))
         .map_err(failed)?;
     match output.format() {
         Format::Json => output.object(NewFile { file: &path }),
