@@ -149,8 +149,8 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
             .collect();
         others.sort_by_key(|clock| clock.ahead_ms);
         // The median: with three or more clocks, a single one that is off does not accuse the
-        // others.
-        if let Some(usual) = others.get(others.len() / 2) {
+        // others. Two say nothing about which of them is off.
+        if let Some(usual) = others.get(others.len() / 2).filter(|_| clocks.len() > 2) {
             let (ahead, within) = (
                 clock.ahead_ms - usual.ahead_ms,
                 clock.within_ms + usual.within_ms,
@@ -167,6 +167,9 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
             }
         }
         ids_ahead(findings, host, clock);
+    }
+    if let [first, second] = clocks[..] {
+        of_two(findings, first, second);
     }
     let Some(now) = clocks
         .iter()
@@ -189,6 +192,36 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
             decode as before";
         findings.add(Severity::Warning, "ids_turn_negative", None, what, remedy);
     }
+}
+
+/// Two clocks that differ: which of them is off is not known. The clock of the machine that asks is
+/// a third one, which may be off as well.
+fn of_two(
+    findings: &mut Findings,
+    (one, of_one): (&HostName, &ClockFacts),
+    (other, of_other): (&HostName, &ClockFacts),
+) {
+    let (apart, within) = (
+        of_one.ahead_ms - of_other.ahead_ms,
+        of_one.within_ms + of_other.within_ms,
+    );
+    if apart.abs() - within <= OFF_MS {
+        return;
+    }
+    let (ahead, behind) = match apart > 0 {
+        true => (one, other),
+        false => (other, one),
+    };
+    let what = format!(
+        "the clock of {ahead} is {} s ahead of that of {behind} (+- {within} ms); compared with \
+         this machine's, {one} is at {:+.1} s and {other} at {:+.1} s",
+        seconds(apart.abs()),
+        of_one.ahead_ms as f64 / 1000.0,
+        of_other.ahead_ms as f64 / 1000.0
+    );
+    let remedy = "have the one that is off set by NTP; IDs stay unique meanwhile, but do not sort \
+                  by time across shards";
+    findings.add(Severity::Warning, "clock_off", None, what, remedy);
 }
 
 /// Shards whose IDs are ahead of their host's clock: for a temporary reason, or so far that they
@@ -295,11 +328,10 @@ mod tests {
         assert!(found(&[5000], 1000, now).is_empty());
         let behind = "warning clock_off db2 its clock is 3.2 s behind the other hosts' (+- 10 ms)";
         assert_eq!(found(&[0, -3200, 40], 0, now), [behind]);
-        let both = [
-            "warning clock_off db1 its clock is 0.6 s behind the other hosts' (+- 10 ms)",
-            "warning clock_off db2 its clock is 0.6 s ahead of the other hosts' (+- 10 ms)",
-        ];
-        assert_eq!(found(&[0, 600], 0, now), both);
+        // Of two clocks nobody knows which is off: one finding, and neither host is named by it.
+        let apart = "warning clock_off - the clock of db2 is 0.6 s ahead of that of db1 (+- 10 \
+                     ms); compared with this machine's, db1 is at +0.0 s and db2 at +0.6 s";
+        assert_eq!(found(&[0, 600], 0, now), [apart]);
         let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's \
             clock, which was set back \
                    or is behind";

@@ -215,9 +215,10 @@ impl ShardFault {
                  the shard without @{epoch} in the map"
             ),
             ShardFault::SchemaTaken { schema } => {
+                let name = crate::pg::quote_ident(schema);
                 format!(
-                    "rename or drop the schema {schema}, or give the cluster another \
-                    schema_prefix"
+                    "rename the schema, as with ALTER SCHEMA {name} RENAME TO another_name, or \
+                     drop it if its rows are not needed; then run the same command again"
                 )
             }
             ShardFault::SchemaGone { .. } => "restore the schema from a backup".to_owned(),
@@ -246,9 +247,15 @@ impl ShardFault {
                     again"
                     .to_owned()
             }
-            ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run the same command \
-                again"
-                .to_owned(),
+            ShardFault::NotTried { .. } => {
+                "see what the shards before it failed with; once that is corrected, run the same \
+                 command again"
+                    .to_owned()
+            }
+            ShardFault::Statement { .. } => {
+                "see what the server says; once that is corrected, run the same command again"
+                    .to_owned()
+            }
         }
     }
 }
@@ -432,9 +439,11 @@ impl HostFault {
                     command again"
                     .to_owned()
             }
-            HostFault::Control { .. } | HostFault::Lost { .. } => "run the same command \
-                again"
-                .to_owned(),
+            HostFault::Control { .. } => {
+                "see what the server says; once that is corrected, run the same command again"
+                    .to_owned()
+            }
+            HostFault::Lost { .. } => "run the same command again once the host answers".to_owned(),
         }
     }
 }

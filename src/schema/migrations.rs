@@ -2,8 +2,8 @@
 //! numbers in every shard.
 //!
 //! In the SQL, `{shard}` is the name of the shard's schema, wherever it occurs (in strings and
-//! function bodies too), and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`, `{{shard_id}}` the
-//! text `{shard_id}`.
+//! function bodies too), and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`,
+//! `{{shard_id}}` the text `{shard_id}`.
 //! The search path is empty while they run, so a table without `{shard}.` before its name is an
 //! error, never a table in `public`.
 //!

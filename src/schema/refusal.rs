@@ -66,9 +66,9 @@ pub enum Refusal {
     },
     /// Another epoch.
     #[error(
-        "it recorded the epoch {recorded_ms} ms after 1970, the config says {} ({} ms)",
-        config.timestamp(),
-        config.unix_ms()
+        "it recorded the epoch {}, the config says {}",
+        written(*recorded_ms),
+        config.timestamp()
     )]
     Epoch {
         /// The epoch there, as Unix milliseconds.
@@ -121,6 +121,22 @@ pub enum Refusal {
     },
 }
 
+/// An epoch as the config has it.
+fn written(unix_ms: i64) -> String {
+    match jiff::Timestamp::from_millisecond(unix_ms) {
+        Ok(timestamp) => timestamp.to_string(),
+        Err(_) => format!("{unix_ms} ms after 1970"),
+    }
+}
+
+/// The remedy for a value of `[cluster]` that is not the recorded one.
+fn put_back(key: &str, recorded: &str) -> String {
+    format!(
+        "it cannot change once bootstrapped: put {key} = {recorded} back into the config, or use \
+         an empty database"
+    )
+}
+
 /// `shard 7`, `shards 0-3`.
 pub(crate) fn shards_named(shards: &[ShardId]) -> String {
     let plural = if shards.len() == 1 { "shard" } else { "shards" };
@@ -155,24 +171,23 @@ impl Refusal {
             Refusal::Changed { .. } => {
                 "use the pgshard that bootstrapped the host, or a later release of it".to_owned()
             }
-            Refusal::Lost => "put the row of pgshard.cluster back, as on the other \
-                hosts"
-                .to_owned(),
-            Refusal::Shards { .. }
-            | Refusal::Epoch { .. }
-            | Refusal::Prefix { .. }
-            | Refusal::Key { .. } => {
-                "it cannot change once bootstrapped: put the old value back into the config, or \
-                    use an empty database"
+            Refusal::Lost => {
+                "put the row of pgshard.cluster back, as on the other hosts, with this host's name"
                     .to_owned()
             }
+            Refusal::Shards { recorded, .. } => put_back("shards", &recorded.to_string()),
+            Refusal::Epoch { recorded_ms, .. } => {
+                put_back("epoch", &format!("\"{}\"", written(*recorded_ms)))
+            }
+            Refusal::Prefix { recorded, .. } => {
+                put_back("schema_prefix", &format!("\"{recorded}\""))
+            }
+            Refusal::Key { recorded, .. } => put_back("key", &format!("\"{recorded}\"")),
             Refusal::HostMigrations { remedy, .. } => remedy.clone(),
             Refusal::Emptied { host, .. } => restore(host),
-            Refusal::HostName { .. } => {
-                "give the host its old name in the config; if its url is wrong, put the right \
-                    one"
-                .to_owned()
-            }
+            Refusal::HostName { recorded, .. } => format!(
+                "name it [hosts.{recorded}] in the config; if its url is wrong, put the right one"
+            ),
         }
     }
 
@@ -422,8 +437,8 @@ pub(super) mod tests {
                 "the server is PostgreSQL 12, and 13 is the oldest that works",
                 "the server is a standby, where nothing can be written",
                 "it recorded 32 shards, the config says 16",
-                "it recorded the epoch 5 ms after 1970, the config says 2011-01-01T00:00:00Z \
-                    (1293840000000 ms)",
+                "it recorded the epoch 1970-01-01T00:00:00.005Z, the config says \
+                 2011-01-01T00:00:00Z",
                 "it recorded the schema prefix \"s\", the config says \"shard_\"",
                 "it recorded that keys are uuid:sha256, the config says integer",
                 "it recorded that it is the host db7, the config calls it db1",

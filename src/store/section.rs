@@ -281,6 +281,7 @@ pub(crate) fn similar<'k>(
     let allowed = if name.chars().count() < 6 { 1 } else { 2 };
     let best = known
         .into_iter()
+        .filter(|known| !is_another_number(name, known.as_ref()))
         .map(|known| (near(known.as_ref()), known.as_ref().to_owned()))
         .min();
     let (distance, best) = best?;
@@ -288,6 +289,15 @@ pub(crate) fn similar<'k>(
     let cut =
         name.len() >= 3 && (best.starts_with(name) || (best.len() >= 3 && name.starts_with(&best)));
     (distance <= allowed || cut).then(|| format!("did you mean {best:?}?"))
+}
+
+/// Whether two names differ only in their numbers: `db3` is no slip for `db1`, it is another host.
+fn is_another_number(name: &str, known: &str) -> bool {
+    let without_digits = |name: &str| {
+        name.replace(|c: char| c.is_ascii_digit(), "")
+            .to_lowercase()
+    };
+    name.to_lowercase() != known.to_lowercase() && without_digits(name) == without_digits(known)
 }
 
 #[cfg(test)]
@@ -306,6 +316,8 @@ mod tests {
         assert_eq!(hint("DB2").as_deref(), Some("did you mean \"db2\"?"));
         assert_eq!(hint("arch").as_deref(), Some("did you mean \"archive\"?"));
         assert_eq!(hint("web"), None);
+        assert_eq!(hint("db3"), None);
+        assert_eq!(hint("db12"), None);
         assert_eq!(similar("a", [""; 0]), None);
     }
 }

@@ -232,7 +232,8 @@ on_each_version! {
             CREATE TABLE {shard}.likes (user_id int, day int) PARTITION BY LIST (day);
             CREATE TABLE {shard}.likes_1 PARTITION OF {shard}.likes FOR VALUES IN (1);
             CREATE TABLE {shard}.names (name text)";
-        let world = World::with_tables(&[version, version], 8, &[("0001_tables.sql", tables)]).await;
+        let tables = [("0001_tables.sql", tables)];
+        let world = World::with_tables(&[version, version], 8, &tables).await;
         let config = std::fs::read_to_string(&world.config.path).unwrap();
         let keys = |keys: &str| {
             world.write("pgshard.toml", &format!("{config}\n{keys}"));
@@ -290,8 +291,10 @@ on_each_version! {
         let said = findings(&world, &["check", "--rows"]).await;
         assert_eq!(codes(&said), ["key_column_unknown"; 6], "{said:#?}");
         for words in [
-            "4 shards (0-3): the config has photos.usr as the key, and the table has no such column",
-            "4 shards (0-3): the config has foto.user_id as the key, and the shard has no such table",
+            "4 shards (0-3): the config has photos.usr as the key, and the table has no such \
+             column",
+            "4 shards (0-3): the config has foto.user_id as the key, and the shard has no such \
+             table",
             "4 shards (0-3): the config has names.name as the key, and it is of the type text, \
              while keys are integer",
         ] {

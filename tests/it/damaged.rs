@@ -1,5 +1,6 @@
 //! What somebody has broken in the control schema: `check` names it, and its advice repairs it.
 
+mod commands;
 mod each;
 
 use serde_json::Value;

@@ -13,6 +13,8 @@ mod migrate;
 mod moves;
 mod pace;
 mod recover;
+#[cfg(test)]
+mod remedies;
 mod tickets;
 
 use std::path::PathBuf;

@@ -60,14 +60,12 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
                 worker,
             });
         }
-        let reason = format!(
-            "`pgshard moves {}` first",
-            if early.phase < Phase::Decided {
-                "resume` or `pgshard moves abort"
-            } else {
-                "resume"
-            }
-        );
+        let reason = if early.phase < Phase::Decided {
+            "`pgshard moves resume` or `pgshard moves abort` first"
+        } else {
+            "`pgshard moves resume` first"
+        }
+        .to_owned();
         return Err(Error::NotNow {
             shard: early.shard,
             phase: early.phase,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::map::HostName;
-use crate::mover::control::journal::Entry;
+use crate::mover::control::journal::{Entry, ReverseReplication};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
@@ -31,6 +31,8 @@ pub struct ShardReport {
     pub pause: Option<Duration>,
     /// The result of its audit.
     pub audit: Audit,
+    /// Whether a rollback can take it back: its reverse replication is open.
+    pub can_be_taken_back: bool,
 }
 
 impl ShardReport {
@@ -53,6 +55,10 @@ impl ShardReport {
             copy: timing("copy_ms").map(duration).unwrap_or_default(),
             pause: timing("pause_ms").map(duration),
             audit: entry.audit.clone(),
+            can_be_taken_back: entry
+                .reverse
+                .as_ref()
+                .is_some_and(ReverseReplication::is_open),
         }
     }
 }

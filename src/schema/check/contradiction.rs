@@ -1,5 +1,5 @@
-//! What is reported where hosts contradict each other about a shard, by this comparison and when the
-//! map is rebuilt; and which hosts contradict the config.
+//! What is reported where hosts contradict each other about a shard, by this comparison and when
+//! the map is rebuilt; and which hosts contradict the config.
 
 use super::view::Given;
 use crate::map::{HostName, ShardEpoch};

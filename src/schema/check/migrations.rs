@@ -10,7 +10,6 @@ use crate::schema::finding::{Findings, Severity};
 use crate::schema::made;
 use crate::schema::migrations::{Drift, Migrations, Pending};
 use crate::schema::own::{MARK, OWN};
-use crate::schema::remedy::BOOTSTRAP;
 use crate::shard::ShardId;
 
 /// `folder` has the migrations that there should be, if anybody knows.
@@ -120,7 +119,9 @@ fn beside_others(applied: &[RecordedMigration], usual: &[RecordedMigration]) -> 
         Severity::Warning,
         "migrations_differ",
         what,
-        BOOTSTRAP.to_owned(),
+        "name the folder of the migrations in the config, migrations = \"…\" below [cluster], then \
+         run `pgshard migrate up`"
+            .to_owned(),
     ))
 }
 

@@ -146,8 +146,6 @@ fn missing(hosts: &Hosts<'_>, InMap { shard, host, .. }: InMap<'_>) -> (String, 
             "it is not there, and its schema ({prefix} and the number) is one that the host does \
                 not know as a shard"
         ),
-        format!(
-            "rename or drop the schema, or give the cluster another schema_prefix; then {BOOTSTRAP}"
-        ),
+        format!("rename the schema, or drop it if its rows are not needed; then {BOOTSTRAP}"),
     )
 }

@@ -92,8 +92,8 @@ pub struct Contents {
     pub largest: BTreeMap<ShardId, i64>,
 }
 
-/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, or whose key columns
-/// are named, on all hosts at the same time. `on_shard` is called after each shard.
+/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, or whose key
+/// columns are named, on all hosts at the same time. `on_shard` is called after each shard.
 ///
 /// # Cancel safety
 /// Only reads.
@@ -268,7 +268,7 @@ fn keys(
     }: &Column,
     (kind, shards): (KeyKind, ShardCount),
 ) {
-    let (host, severity) = (Some(&shelf.host), Severity::Error);
+    let host = Some(&shelf.host);
     match filled_by {
         FilledBy::Key(Some((count, key))) => {
             let rows = if *count == 1 {
@@ -289,7 +289,7 @@ fn keys(
                  of them",
                 shell_word(key)
             );
-            let code = "keys_of_another_shard";
+            let (severity, code) = (Severity::Error, "keys_of_another_shard");
             findings.add_shard(severity, code, host, *shard, what, remedy);
         }
         FilledBy::NoKey(problem) => {
@@ -298,7 +298,7 @@ fn keys(
                 "correct [tables.{table}] in the config; if the shard lacks a migration, `pgshard \
                  migrate up`"
             );
-            let code = "key_column_unknown";
+            let (severity, code) = (Severity::Error, "key_column_unknown");
             findings.add_shard(severity, code, host, *shard, what, remedy);
         }
         _ => {}

@@ -280,7 +280,7 @@ fn all_mistakes_of_a_config_at_once() {
 fn an_unknown_host_is_answered_with_the_one_meant() {
     insta::assert_snapshot!(
         beside(
-            &CONFIG.replace("db1 = \"0-", "db11 = \"0-"),
+            &CONFIG.replace("db1 = \"0-", "bd1 = \"0-"),
             &["map", "show"]
         )
         .shown()

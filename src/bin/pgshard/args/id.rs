@@ -16,7 +16,11 @@ use crate::values;
 #[command(
     override_usage = "pgshard locate [OPTIONS] <--key <KEY>|--id <ID>|--keys <FILE>|--ids <FILE>>"
 )]
-#[command(group = clap::ArgGroup::new("sought").required(true).args(["key", "id", "keys", "ids", "word"]))]
+#[command(
+    group = clap::ArgGroup::new("sought")
+        .required(true)
+        .args(["key", "id", "keys", "ids", "word"])
+)]
 #[command(after_help = "\
 No host is asked: the answer is the config's shard map, by the config's number of shards and kind \
 of keys. --check asks the host. With --keys and --ids each line of the \

@@ -270,6 +270,9 @@ pub(crate) struct MovesAbort {
     /// Shards undone at the same time
     #[arg(long, value_name = "COUNT", default_value = "2")]
     jobs: NonZeroUsize,
+    /// Accepted as by the other commands; an abort never asks
+    #[arg(short, long, hide = true)]
+    yes: bool,
     #[command(flatten)]
     tests: ForTests,
 }

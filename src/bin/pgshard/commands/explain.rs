@@ -75,12 +75,20 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
             Format::Json => all.iter().for_each(|one| output.object(one)),
             Format::Text => {
                 // A code with several remedies has a row for each.
-                let mut rows: Vec<_> = all
-                    .iter()
-                    .map(|one| [one.code.clone(), one.kind.to_owned()])
-                    .collect();
-                rows.dedup();
-                output.table(&[("code", Align::Left), ("what it is", Align::Left)], rows);
+                let mut rows: Vec<[String; 3]> = Vec::new();
+                for one in &all {
+                    let is_known = rows.last().is_some_and(|last| last[0] == one.code);
+                    if !is_known {
+                        let (code, kind) = (one.code.clone(), one.kind.to_owned());
+                        rows.push([code, kind, brief(&one.means)]);
+                    }
+                }
+                let columns = [
+                    ("code", Align::Left),
+                    ("what it is", Align::Left),
+                    ("means", Align::Left),
+                ];
+                output.table(&columns, rows);
             }
         }
         return Ok(Exit::Done);
@@ -90,16 +98,7 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
         .filter(|one| one.code.eq_ignore_ascii_case(code))
         .collect();
     if found.is_empty() {
-        let alike = |one: &&Explained| strsim::osa_distance(&one.code, code);
-        let nearest = all.iter().min_by_key(alike).filter(|one| alike(one) <= 3);
-        return Err(
-            Failure::usage(format!("nothing of ours has the code {code:?}")).hint(match nearest {
-                Some(nearest) => {
-                    format!("did you mean {}? `pgshard explain` lists all", nearest.code)
-                }
-                None => "`pgshard explain` lists all".to_owned(),
-            }),
-        );
+        return Err(unknown(code, &all));
     }
     for (at, one) in found.into_iter().enumerate() {
         match output.format() {
@@ -123,6 +122,64 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
         }
     }
     Ok(Exit::Done)
+}
+
+/// The beginning of what a code means, for a line of a list: 80 columns hold it next to the longest
+/// code and kind.
+fn brief(means: &str) -> String {
+    const BRIEF_MAX: usize = 42;
+    let clause = means.split([';']).next().unwrap_or(means);
+    if clause.chars().count() <= BRIEF_MAX {
+        return clause.to_owned();
+    }
+    let mut brief = String::new();
+    for word in clause.split(' ') {
+        if brief.chars().count() + word.chars().count() + 2 > BRIEF_MAX {
+            break;
+        }
+        brief.push_str(if brief.is_empty() { "" } else { " " });
+        brief.push_str(word);
+    }
+    format!("{}…", brief.trim_end_matches(','))
+}
+
+/// The error for a code that no table has.
+fn unknown(code: &str, all: &[Explained]) -> Failure {
+    if is_sqlstate(code) {
+        let error = format!("{code} is a SQLSTATE of PostgreSQL's, not one of pgshard's");
+        return Failure::usage(error)
+            .hint("PostgreSQL's manual lists them in appendix A, \"PostgreSQL Error Codes\"");
+    }
+    let failure = Failure::usage(format!("nothing of ours has the code {code:?}"));
+    // A number is no slip for a word, nor for another number.
+    let slips_max = if code.chars().all(|c| c.is_ascii_digit()) {
+        0
+    } else {
+        (code.chars().count() / 3).min(3)
+    };
+    let alike =
+        |one: &&Explained| strsim::osa_distance(&one.code.to_lowercase(), &code.to_lowercase());
+    let nearest = all
+        .iter()
+        .min_by_key(alike)
+        .filter(|one| alike(one) <= slips_max);
+    failure.hint(match nearest {
+        Some(nearest) => format!("did you mean {}? `pgshard explain` lists all", nearest.code),
+        None => "`pgshard explain` lists all".to_owned(),
+    })
+}
+
+/// Whether a code is written like one of PostgreSQL's: five digits and capitals, with a digit
+/// first, as all of its own classes have but F0, HV, P0 and XX.
+fn is_sqlstate(code: &str) -> bool {
+    code.len() == 5
+        && code
+            .chars()
+            .all(|c| c.is_ascii_digit() || c.is_ascii_uppercase())
+        && (code.starts_with(|c: char| c.is_ascii_digit())
+            || ["F0", "HV", "P0", "XX"]
+                .iter()
+                .any(|class| code.starts_with(class)))
 }
 
 /// What the document says about each finding, by its code.
@@ -258,6 +315,46 @@ mod tests {
             .map(|one| format!("{}: {} | {}", one.code, one.means, one.r#do))
             .collect();
         assert!(leaning.is_empty(), "{}", leaning.join("\n"));
+    }
+
+    /// Numbers and SQLSTATEs of PostgreSQL's are no slips for ours.
+    #[test]
+    fn a_guess_is_near() {
+        let all = all();
+        let hint = |code: &str| unknown(code, &all).advice().unwrap_or_default().to_owned();
+        for code in ["40001", "42P01", "XX000", "P0001", "53300"] {
+            assert!(hint(code).starts_with("PostgreSQL's manual"), "{code}");
+        }
+        for code in ["99", "17", "x", "abc"] {
+            assert_eq!(hint(code), "`pgshard explain` lists all", "{code}");
+        }
+        for (code, near) in [
+            ("served_twise", "served_twice"),
+            ("SH01", "SH001"),
+            ("indoubt1", "InDoubt"),
+        ] {
+            assert!(
+                hint(code).starts_with(&format!("did you mean {near}?")),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_line_of_the_list_fits_80_columns() {
+        let all = all();
+        let widest = |cells: Vec<usize>| cells.into_iter().max().unwrap_or(0);
+        let codes = widest(all.iter().map(|one| one.code.len()).collect());
+        let kinds = widest(all.iter().map(|one| one.kind.len()).collect());
+        let means = widest(
+            all.iter()
+                .map(|one| brief(&one.means).chars().count())
+                .collect(),
+        );
+        assert!(
+            codes + 2 + kinds + 2 + means <= 80,
+            "{codes} {kinds} {means}"
+        );
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use pgshard::config::{Config, HostConfig, NewHost};
 use pgshard::map::HostName;
-use pgshard::pg::ConnectOptions;
 use pgshard::pg::cause::chain;
+use pgshard::pg::{ConnectError, ConnectOptions, Password};
 use pgshard::schema::{self, HostFault, Surroundings, bootstrap};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -187,10 +187,23 @@ async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
         .connect
         .connect("pgshard host")
         .await
-        .map_err(|error| failed(&error))?;
+        .map_err(|error| failed(&error).hint(to_connect(host, &error)))?;
     schema::surroundings(connection.client())
         .await
         .map_err(|error| failed(&error))
+}
+
+/// What to do about a host that is not connected to. Its password may be in none of the standard
+/// places, and a flag of this command says where it is.
+fn to_connect(host: &HostConfig, error: &ConnectError) -> String {
+    let remedy = error.remedy();
+    match host.connect.password() {
+        Password::Standard => format!(
+            "{remedy}; if it asks for a password, say where that is: --password-env VARIABLE, \
+             --password-file FILE, PGPASSWORD or ~/.pgpass"
+        ),
+        _ => remedy.to_owned(),
+    }
 }
 
 /// Has the hosts record which server the new one is, even if they remember another by its name. A

@@ -241,7 +241,8 @@ fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
             report.id
         ));
     }
-    if verb != Verb::Complete {
+    // A move that was blocking, or whose shards another move has taken, has no rollback.
+    if verb != Verb::Complete && report.done.iter().any(|done| done.can_be_taken_back) {
         output.hint(format_args!(
             "or go back with `pgshard moves rollback {}`; `pgshard moves feed` keeps that quick",
             report.id

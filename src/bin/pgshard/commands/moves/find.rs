@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use pgshard::map::HostName;
-use pgshard::mover::{Entry, Heard, MoveId, Mover, Phase};
+use pgshard::mover::{Entry, Heard, MoveId, Mover, Phase, ReverseReplication};
 use pgshard::pg::cause::chain;
 
 use crate::exit::Exit;
@@ -17,23 +17,46 @@ pub(super) enum Fits {
     Open,
     /// Those whose old copies are kept.
     Kept,
+    /// The same, for `moves complete`, which has a flag for all of them.
+    Completed,
+    /// Those of which a rollback can take a shard back.
+    Reversible,
     /// Those that are open or kept.
     Any,
 }
 
 impl Fits {
-    fn takes(self, phase: Phase) -> bool {
+    fn takes(self, entry: &Entry) -> bool {
+        let is_kept = entry.phase == Phase::Kept;
         match self {
-            Fits::Open => !phase.is_ended(),
-            Fits::Kept => phase == Phase::Kept,
+            Fits::Open => !entry.phase.is_ended(),
+            Fits::Kept | Fits::Completed => is_kept,
+            Fits::Reversible => {
+                is_kept
+                    && entry
+                        .reverse
+                        .as_ref()
+                        .is_some_and(ReverseReplication::is_open)
+            }
             Fits::Any => true,
+        }
+    }
+
+    /// What several moves have in common, after "there are 2 moves".
+    const fn several(self) -> &'static str {
+        match self {
+            Fits::Open => "that are open",
+            Fits::Kept | Fits::Completed => "whose old copies are kept",
+            Fits::Reversible => "that can be taken back",
+            Fits::Any => "that are open, or whose old copies are kept",
         }
     }
 
     const fn none(self) -> &'static str {
         match self {
             Fits::Open => "no move is open",
-            Fits::Kept => "no move has old copies that are kept",
+            Fits::Kept | Fits::Completed => "no move has old copies that are kept",
+            Fits::Reversible => "no move can be taken back",
             Fits::Any => "no move is open, and none has old copies that are kept",
         }
     }
@@ -61,19 +84,30 @@ pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<
     may_have_more(silent.first().map(|(host, error)| (host, chain(error))))?;
     let mut ids: Vec<MoveId> = entries
         .iter()
-        .filter(|entry| fits.takes(entry.phase))
+        .filter(|entry| fits.takes(entry))
         .map(|entry| entry.id)
         .collect();
     ids.dedup();
     match ids.as_slice() {
         [only] => Ok(*only),
+        [] if fits == Fits::Reversible => Err(Failure::usage(fits.none()).hint(
+            "`pgshard moves show` says why for each; `pgshard move SHARD --to HOST` copies a shard \
+             back",
+        )),
         [] => Err(Failure::usage(fits.none()).hint(
             "see `pgshard moves list --all`; for a shard that no host serves, or two do, `pgshard \
                 moves repair SHARD \
              --plan`",
         )),
         several => {
-            Err(Failure::usage(format!("there are {} moves", several.len())).hint(one_of(several)))
+            let more = if fits == Fits::Completed {
+                ", or complete them all: `pgshard moves complete --all`"
+            } else {
+                ""
+            };
+            let what = fits.several();
+            let error = format!("there are {} moves {what}", several.len());
+            Err(Failure::usage(error).hint(one_of(several) + more))
         }
     }
 }

@@ -79,7 +79,9 @@ pub(crate) async fn act(
     let mover = mover(&config, options, watcher.observer());
     let fits = match verb {
         Verb::Resume | Verb::Abort { .. } => Fits::Open,
-        Verb::Rollback | Verb::Audit | Verb::Complete => Fits::Kept,
+        Verb::Rollback => Fits::Reversible,
+        Verb::Audit => Fits::Kept,
+        Verb::Complete => Fits::Completed,
     };
     let id = find(&mover, id, fits).await?;
     let started = Instant::now();
