@@ -24,6 +24,7 @@ mod keys;
 mod manual;
 mod migrate;
 mod moves;
+mod objects;
 mod operators;
 mod primaries;
 mod races;
