@@ -11,6 +11,7 @@ use crate::mover::copy::cut::chunks;
 use crate::mover::copy::digest::{Digest, Hashing, digest};
 use crate::mover::copy::verify::{bunches, compare, keep, read_from_target, set_workers};
 use crate::mover::copy::workers::{CopyOptions, copy_all};
+use crate::mover::definition::ddl::{Stage, Statement};
 use crate::mover::protocol::throttle::{Pace, Throttle};
 use crate::mover::{Error, Observer, Options, Session};
 
@@ -292,12 +293,26 @@ async fn keys_are_built_with_the_copy() {
     let work = pair.shard(7, TABLES, KEYS).await;
     fill(&pair).await;
     let target = pair.session(1, work.shard()).await;
-    let add_key =
-        |table: &str| format!("ALTER TABLE shard_0007__incoming.{table} ADD PRIMARY KEY (id)");
+    let statement = |sql: String| Statement {
+        stage: Stage::PrimaryKey,
+        what: "key".to_owned(),
+        sql,
+        table: None,
+        path: None,
+    };
+    let add_key = |table: &str| {
+        statement(format!(
+            "ALTER TABLE shard_0007__incoming.{table} ADD PRIMARY KEY (id)"
+        ))
+    };
     let mut builds: Builds = ["big", "small"]
         .map(|table| (table.to_owned(), vec![add_key(table)]))
         .into();
-    let index = |column: &str| format!("CREATE INDEX ON shard_0007__incoming.big ({column})");
+    let index = |column: &str| {
+        statement(format!(
+            "CREATE INDEX ON shard_0007__incoming.big ({column})"
+        ))
+    };
     builds.entry("big".to_owned()).or_default().push(index("n"));
     let copy = async |builds: &Builds| {
         let builds = [(work.shard(), builds.clone())].into();

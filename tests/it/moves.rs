@@ -3,6 +3,7 @@
 
 mod audit;
 mod awkward;
+mod bindings;
 mod crash;
 mod crowd;
 mod dead;

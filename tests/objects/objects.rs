@@ -285,7 +285,7 @@ impl Generator {
         }
     }
 
-    /// A function over two values of a kind, in the shard or outside of it, with a body of any sort.
+    /// A function over two values of a kind, in the shard or outside of it, with any sort of body.
     fn function(&mut self, kind: &Kind) -> (String, String) {
         let outside = self.rng.bool();
         let name = match outside {
@@ -358,7 +358,10 @@ impl Generator {
                 questions.push(rows);
             }
             3 => {
-                sql.push(format!("CREATE MATERIALIZED VIEW {{s}}.{name} AS SELECT a.id, count(*) AS c FROM {t} a JOIN {t} b ON {joined} GROUP BY a.id"));
+                sql.push(format!(
+                    "CREATE MATERIALIZED VIEW {{s}}.{name} AS SELECT a.id, count(*) AS c \
+                     FROM {t} a JOIN {t} b ON {joined} GROUP BY a.id"
+                ));
                 questions.push(rows);
             }
             4 => {
@@ -379,15 +382,22 @@ impl Generator {
                 });
                 for scan in [
                     "enable_seqscan",
-                    "enable_indexscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_indexonlyscan",
+                    "enable_indexscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL \
+                     enable_indexonlyscan",
                 ] {
-                    questions.push(format!("BEGIN; SET LOCAL {scan} = off; SELECT count(*), sum(id) FROM {t} WHERE {expression}; ROLLBACK"));
+                    questions.push(format!(
+                        "BEGIN; SET LOCAL {scan} = off; SELECT count(*), sum(id) \
+                     FROM {t} WHERE {expression}; ROLLBACK"
+                    ));
                 }
             }
             7 => {
                 let (made, expression) = self.expression(kind);
                 sql.extend(made);
-                sql.push(format!("ALTER TABLE {t} ADD COLUMN {name} boolean GENERATED ALWAYS AS ({expression}) STORED"));
+                sql.push(format!(
+                    "ALTER TABLE {t} ADD COLUMN {name} boolean GENERATED ALWAYS \
+                     AS ({expression}) STORED"
+                ));
                 questions.push(format!("SELECT id, {name} FROM {t} ORDER BY id"));
             }
             8 => {
@@ -411,7 +421,10 @@ impl Generator {
                 sql.push(format!(
                     "CREATE TABLE {{s}}.{name}_t (id int PRIMARY KEY, v {{s}}.{name})"
                 ));
-                questions.push(format!("BEGIN; INSERT INTO {{s}}.{name}_t VALUES (1), (2, {literal}) RETURNING v; ROLLBACK"));
+                questions.push(format!(
+                    "BEGIN; INSERT INTO {{s}}.{name}_t VALUES (1), (2, \
+                     {literal}) RETURNING v; ROLLBACK"
+                ));
             }
             10 => {
                 sql.push(format!("ALTER TABLE {t} ENABLE ROW LEVEL SECURITY"));
@@ -428,8 +441,14 @@ impl Generator {
             }
             11 | 12 => {
                 let when = self.condition(kind, "OLD.e", "NEW.e");
-                sql.push(format!("CREATE FUNCTION {{s}}.{name}_f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.n := 77; RETURN NEW; END $$"));
-                sql.push(format!("CREATE TRIGGER {name} BEFORE UPDATE ON {t} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {{s}}.{name}_f()"));
+                sql.push(format!(
+                    "CREATE FUNCTION {{s}}.{name}_f() RETURNS trigger LANGUAGE plpgsql \
+                     AS $$ BEGIN NEW.n := 77; RETURN NEW; END $$"
+                ));
+                sql.push(format!(
+                    "CREATE TRIGGER {name} BEFORE UPDATE ON {t} FOR EACH ROW WHEN ({when}) \
+                     EXECUTE FUNCTION {{s}}.{name}_f()"
+                ));
             }
             13 => {
                 let when = self.condition(kind, "NEW.e", "NEW.f");
@@ -449,7 +468,11 @@ impl Generator {
                 ));
             }
             15 => {
-                sql.push(format!("CREATE TABLE {{s}}.{name} (id int, e {0}, f {0}) PARTITION BY LIST (({condition}))", kind.name));
+                sql.push(format!(
+                    "CREATE TABLE {{s}}.{name} (id int, e {0}, f {0}) PARTITION BY \
+                     LIST (({condition}))",
+                    kind.name
+                ));
                 sql.push(format!(
                     "CREATE TABLE {{s}}.{name}_1 PARTITION OF {{s}}.{name} FOR VALUES IN (true)"
                 ));

@@ -16,6 +16,7 @@ use crate::shard::ShardId;
 
 use crate::mover::control::row::{AnsweredRow, Question};
 use crate::mover::control::spare::{Keeper, Spares};
+use crate::mover::definition::ddl::Statement;
 use crate::mover::protocol::error::Error;
 
 /// The hosts of the cluster, by name. While a mover works, a standby that is promoted in the place
@@ -384,6 +385,22 @@ impl Session {
             .await
             .map(drop)
             .map_err(|error| self.failed(what, error))
+    }
+
+    /// Runs a statement that builds a part of a schema, in a transaction that has begun with
+    /// [`preamble`](crate::schema::catalog::preamble), under the `search_path` that it needs.
+    pub(crate) async fn make(
+        &self,
+        what: impl Into<Cow<'static, str>>,
+        statement: &Statement,
+    ) -> Result<(), Error> {
+        let what = what.into();
+        let Some((before, after)) = &statement.path else {
+            return self.statement(what, &statement.sql).await;
+        };
+        self.statement(what.clone(), before).await?;
+        self.statement(what.clone(), &statement.sql).await?;
+        self.statement(what, after).await
     }
 
     /// Lets the server's own parser refuse a text that is more than one statement. Nothing is run.

@@ -8,15 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mover::control::session::Session;
+use crate::mover::definition::ddl::Statement;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Options;
 use crate::pg::{quote_ident, quote_literal};
-use crate::schema::catalog::preamble;
+use crate::schema::catalog::{CLOSE_PATH, preamble};
 
 use crate::mover::copy::{ShardCopy, prove_lease};
 
 /// What to build on the tables of a shard: the statements for each, in their order.
-pub(crate) type Builds = BTreeMap<String, Vec<String>>;
+pub(crate) type Builds = BTreeMap<String, Vec<Statement>>;
 
 /// Which of these tables have an index.
 ///
@@ -79,11 +80,12 @@ pub(crate) async fn build(
     .await?;
     target.batch(what, &preamble(schema)).await?;
     for table in tables.iter().filter(|table| !there.contains(*table)) {
-        for sql in builds.get(table).into_iter().flatten() {
-            target.statement(what, sql).await?;
+        for statement in builds.get(table).into_iter().flatten() {
+            target.make(what, statement).await?;
         }
         analyze(target, schema, table).await?;
     }
+    target.batch(what, CLOSE_PATH).await?;
     prove_lease(target, work.hold).await?;
     options.at("in build")?;
     target.batch(what, "COMMIT").await?;

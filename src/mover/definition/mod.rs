@@ -1,6 +1,7 @@
 //! What a schema is made of, as far as moves need to know: how to make it again, what crosses its
 //! border, what is refused. Nothing here knows about moves.
 
+pub(crate) mod bindings;
 pub(crate) mod border;
 pub(crate) mod ddl;
 pub(crate) mod digest;

@@ -29,6 +29,7 @@ use crate::mover::preflight::parts;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
 use crate::mover::preflight::target::missing_at_target;
+use crate::mover::preflight::unbound;
 use crate::mover::protocol::desired::IdentityPolicy;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
@@ -589,6 +590,7 @@ pub(crate) async fn of_shard(
         schema: &names.incoming(),
         final_schema: schema,
         version: version(target).await?,
+        closed: &target::closed_schemas(target, &schema_facts).await?,
     };
     match ddl::create(&schema_facts, &wanted) {
         Ok(creation) => {
@@ -604,6 +606,9 @@ pub(crate) async fn of_shard(
         .at_source
         .extend(crossings(source, oid, prefix).await?);
     facts.at_source.extend(bodies::bound(source, oid).await?);
+    facts
+        .at_source
+        .extend(unbound::computed(source, oid, prefix).await?);
     facts
         .at_source
         .extend(intervals::lost(source, &schema_facts, wanted.version).await?);
@@ -676,10 +681,12 @@ pub(crate) async fn of_definition(
         schema: &names.incoming(),
         final_schema: &names.schema,
         version: version(source).await?,
+        closed: &target::closed_schemas(source, &facts).await?,
     };
     let mut refusals = ddl::create(&facts, &same).err().unwrap_or_default();
     refusals.extend(crossings(source, oid, prefix).await?);
     refusals.extend(bodies::bound(source, oid).await?);
+    refusals.extend(unbound::computed(source, oid, prefix).await?);
     refusals.extend(parts::of_this_host(&parts::with_oids(source, oid).await?));
     let logical = "SELECT current_setting('wal_level') = 'logical'";
     if source

@@ -8,6 +8,8 @@ pub(crate) mod key;
 pub(crate) mod large_objects;
 pub(crate) mod parts;
 pub(crate) mod plan;
+pub(crate) mod rehearsal;
 pub(crate) mod survey;
 pub(crate) mod table;
 pub(crate) mod target;
+pub(crate) mod unbound;

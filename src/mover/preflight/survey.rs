@@ -18,7 +18,9 @@ use crate::mover::preflight::facts;
 use crate::mover::preflight::facts::HostFacts;
 use crate::mover::preflight::plan;
 use crate::mover::preflight::plan::{Plan, ShardPlan};
+use crate::mover::preflight::rehearsal;
 use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Mode;
 
 /// What is asked for.
@@ -125,6 +127,9 @@ pub(in crate::mover) fn plan<'a>(
                 }
             }
             refusals.extend(emptied(context, &moving).await?);
+            if refusals.is_empty() {
+                refusals.extend(rehearse(context, &shards, &request.target).await?);
+            }
             refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
             refusals.extend(
                 shards
@@ -151,6 +156,43 @@ pub(in crate::mover) fn plan<'a>(
         refusals.dedup();
         Err(Error::Refused { refusals })
     })
+}
+
+/// Builds the shards' schemas at the target in transactions that are rolled back: each definition
+/// once, since most shards have the same. Gives what is refused there, for each shard that has it.
+///
+/// Locks: as [`rehearsal::build`].
+async fn rehearse(
+    context: &Context,
+    shards: &[ShardPlan],
+    target: &HostName,
+) -> Result<Vec<Refusal>, Error> {
+    let mut known: BTreeMap<(&HostName, Vec<String>), Vec<Refusal>> = BTreeMap::new();
+    let mut refusals = Vec::new();
+    for plan in shards {
+        let names = Names {
+            schema: plan.schema.clone(),
+        };
+        let incoming = names.incoming();
+        let statements = || plan.before_data.iter().chain(&plan.after_data);
+        let definition = (&plan.source, rehearsal::alike(statements(), &names));
+        let found = match known.get(&definition) {
+            Some(found) => found.clone(),
+            None => {
+                let (from, to) =
+                    tokio::try_join!(context.hosts.open(&plan.source), context.hosts.open(target))?;
+                let (from, to) = (from.for_shard(plan.shard), to.for_shard(plan.shard));
+                let schema = facts::schema_oid(&from, &plan.schema).await?.unwrap_or(0);
+                let found = rehearsal::build(&from, &to, (schema, &incoming), statements()).await?;
+                tokio::join!(context.hosts.give_back(from), context.hosts.give_back(to));
+                known.insert(definition, found.clone());
+                found
+            }
+        };
+        let at = |one: Refusal| one.at(plan.shard, &plan.source);
+        refusals.extend(found.into_iter().map(at));
+    }
+    Ok(refusals)
 }
 
 /// Finds where the shards are, by the hosts' own word; the map only says where to ask first.

@@ -95,6 +95,42 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     Ok(refusals)
 }
 
+/// Those of the schemas whose operators a shard needs in which nobody but the session's role and
+/// superusers can make objects at its host.
+///
+/// Locks: none but ACCESS SHARE on catalogs.
+pub(in crate::mover) async fn closed_schemas(
+    session: &Session,
+    facts: &Facts,
+) -> Result<Vec<String>, Error> {
+    let names: BTreeSet<&str> = facts
+        .operators
+        .iter()
+        .map(|(_, schema)| schema.as_str())
+        .collect();
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names: Vec<&str> = names.into_iter().collect();
+    // Schema public belongs to pg_database_owner, which stands for the owner of the database.
+    let sql = "SELECT n.nspname::text FROM pg_namespace n
+        WHERE n.nspname = ANY ($1) AND NOT EXISTS (
+            SELECT FROM (
+                SELECT n.nspowner
+                UNION
+                SELECT a.grantee FROM aclexplode(n.nspacl) a WHERE a.privilege_type = 'CREATE'
+            ) AS m(role)
+            LEFT JOIN pg_roles r ON r.oid = CASE m.role WHEN to_regrole('pg_database_owner')
+                THEN (SELECT datdba FROM pg_database WHERE datname = current_database())
+                ELSE m.role END
+            WHERE r.rolname IS DISTINCT FROM current_user AND r.rolsuper IS NOT TRUE)
+        ORDER BY 1";
+    let rows = session
+        .rows("reading who may make operators", sql, &[&names])
+        .await?;
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
 /// Whether a role may connect (`None`) or use a schema at one host, with the name of the host's
 /// database.
 type Rights = BTreeMap<(String, Option<String>), (bool, String)>;

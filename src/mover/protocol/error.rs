@@ -574,6 +574,26 @@ impl Error {
         )
     }
 
+    /// Whether the server refuses the statement for good, so that it is no use to try it again: by
+    /// its syntax, its names or the role's rights, or as something that it cannot do.
+    pub(crate) fn is_permanent(&self) -> bool {
+        let Error::Database { source, .. } = self else {
+            return false;
+        };
+        let code = source.code().map_or("", SqlState::code);
+        ["42", "0A", "28", "2F"]
+            .iter()
+            .any(|class| code.starts_with(class))
+    }
+
+    /// What the server has said, with its hint, if it was the server that has refused a statement.
+    pub(crate) fn server_words(&self) -> Option<String> {
+        match self {
+            Error::Database { source, .. } if source.as_db_error().is_some() => Some(words(source)),
+            _ => None,
+        }
+    }
+
     /// Whether a statement gave up because it did not get a lock.
     pub(crate) fn is_lock(&self) -> bool {
         let first: &(dyn std::error::Error + 'static) = self;

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::mover::control::journal::{Entry, Note};
 use crate::mover::copy::digest::{Hashing, computed_otherwise, digest};
 use crate::mover::copy::transfer;
-use crate::mover::definition::ddl::{Creation, Stage};
+use crate::mover::definition::ddl::{Creation, Stage, Statement};
 use crate::mover::definition::sequences;
 use crate::mover::definition::sequences::Presets;
 use crate::mover::preflight::facts;
@@ -26,9 +26,10 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Throttle;
+use crate::mover::step::online::text;
 use crate::mover::step::{Blueprint, ShardMove, Swapped};
 use crate::pg::quote_literal;
-use crate::schema::catalog::{Namespace, preamble};
+use crate::schema::catalog::{CLOSE_PATH, Namespace, preamble};
 use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 /// What the target knows about the token by which it may be opened: its hash.
@@ -229,29 +230,25 @@ impl ShardMove<'_> {
         let incoming = self.names.incoming();
         let began = Instant::now();
         self.target.batch(what, &preamble(&incoming)).await?;
-        let (at_open, now): (Vec<_>, Vec<_>) = creation
+        let (at_open, now): (Vec<Statement>, Vec<Statement>) = creation
             .after_data
             .iter()
+            .cloned()
             .partition(|one| one.stage == Stage::Grant);
-        for statement in now {
+        for statement in &now {
             self.target
-                .statement(format!("{what}: {}", statement.what), &statement.sql)
+                .make(format!("{what}: {}", statement.what), statement)
                 .await?;
         }
+        self.target.batch(what, CLOSE_PATH).await?;
         self.fill_fenced(creation, left).await?;
-        self.target
-            .batch(what, "SET LOCAL search_path = pg_catalog")
-            .await?;
+        self.target.batch(what, CLOSE_PATH).await?;
         self.carry_sequences(left, &incoming).await?;
         self.carry_migrations().await?;
         self.source.batch("copying rows", "ROLLBACK").await?;
         self.at("after indexes")?;
         let hash = entry.open_token.map(token_hash).unwrap_or_default();
-        let at_open: String = at_open
-            .iter()
-            .map(|one| format!("{};\n", one.sql))
-            .collect();
-        let at_open = Some(at_open).filter(|text| !text.is_empty());
+        let at_open = Some(text(&at_open)).filter(|text| !text.is_empty());
         let sql = "UPDATE pgshard.incoming SET ready_attempt = $2, open_hash = $3, at_open = $4 \
             WHERE shard_id = $1";
         let what = "declaring the target ready";

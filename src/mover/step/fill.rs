@@ -16,7 +16,7 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
-use crate::schema::catalog::search_path;
+use crate::schema::catalog::{CLOSE_PATH, search_path};
 
 impl ShardMove<'_> {
     /// Fills the views of a target that changes are applied to.
@@ -37,6 +37,7 @@ impl ShardMove<'_> {
             for sql in statements {
                 self.target.statement(what, &sql).await?;
             }
+            self.target.batch(what, CLOSE_PATH).await?;
             prove_lease(&self.target, self.hold).await?;
             self.target.batch(what, "COMMIT").await?;
         }

@@ -32,6 +32,7 @@ use crate::mover::definition::ddl::Creation;
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::table;
+use crate::mover::preflight::target::closed_schemas;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::options::{Event, Observer, Options};
@@ -136,6 +137,7 @@ impl ShardMove<'_> {
             schema: &incoming,
             final_schema: &self.names.schema,
             version,
+            closed: &closed_schemas(&self.target, facts).await?,
         };
         let mut creation = ddl::create(facts, &target).map_err(|found| Error::Refused {
             refusals: found.into_iter().map(|one| self.refusal(one)).collect(),

@@ -13,6 +13,7 @@ use crate::mover::definition::ddl;
 use crate::mover::definition::ddl::{Target, grants};
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
+use crate::mover::preflight::target;
 use crate::mover::protocol::desired::Back;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
@@ -393,6 +394,7 @@ pub(crate) async fn drop_constraints(
         schema: &names.incoming(),
         final_schema: &names.schema,
         version,
+        closed: &target::closed_schemas(source, &facts).await?,
     };
     let Ok(mut creation) = ddl::create(&facts, &target) else {
         return lose(

@@ -30,7 +30,7 @@ use crate::mover::step::keys::is_key;
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
 use crate::mover::stream::slot;
-use crate::schema::catalog::{Namespace, preamble};
+use crate::schema::catalog::{CLOSE_PATH, Namespace, preamble};
 use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 impl ShardMove<'_> {
@@ -127,8 +127,9 @@ impl ShardMove<'_> {
                     .is_some_and(|table| built.contains(table))
             };
             for statement in statements_at(creation, Online::Loaded).filter(|one| !is_built(one)) {
-                self.target.statement(what, &statement.sql).await?;
+                self.target.make(what, statement).await?;
             }
+            self.target.batch(what, CLOSE_PATH).await?;
         }
         // The chunks were committed without waiting for the disk: this commit waits for them as
         // well.
@@ -191,11 +192,9 @@ impl ShardMove<'_> {
                 .batch(what, &preamble(&self.names.incoming()))
                 .await?;
             for statement in statements_at(creation, Online::CaughtUp) {
-                self.target.statement(what, &statement.sql).await?;
+                self.target.make(what, statement).await?;
             }
-            self.target
-                .batch(what, "SET LOCAL search_path = pg_catalog")
-                .await?;
+            self.target.batch(what, CLOSE_PATH).await?;
         }
         self.carry_migrations().await?;
         // What was removed from an old copy is what it gets back.
@@ -407,14 +406,32 @@ fn statements_at(creation: &Creation, when: Online) -> impl Iterator<Item = &Sta
 
 /// The statements that the open runs, one after the other. Foreign keys are added NOT VALID: to
 /// validate them takes a scan.
-pub(crate) fn at_open(creation: &Creation) -> impl Iterator<Item = String> {
+pub(crate) fn at_open(creation: &Creation) -> impl Iterator<Item = Statement> {
     statements_at(creation, Online::Open).map(|statement| match statement.stage {
-        Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID", statement.sql),
-        _ => statement.sql.clone(),
+        Stage::ForeignKey if is_key(&statement.sql) => Statement {
+            sql: format!("{} NOT VALID", statement.sql),
+            ..statement.clone()
+        },
+        _ => statement.clone(),
     })
 }
 
 /// The same as a single text.
 pub(crate) fn text_at_open(creation: &Creation) -> String {
-    at_open(creation).map(|sql| format!("{sql};\n")).collect()
+    text(&at_open(creation).collect::<Vec<_>>())
+}
+
+/// Statements as the single text that pgshard.open_incoming runs. What the function runs after it
+/// must not find the shard's objects by their names, so the text ends with another `search_path`.
+pub(super) fn text(statements: &[Statement]) -> String {
+    let one = |statement: &Statement| match &statement.path {
+        Some((before, after)) => format!("{before};\n{};\n{after};\n", statement.sql),
+        None => format!("{};\n", statement.sql),
+    };
+    let mut all: String = statements.iter().map(one).collect();
+    if !all.is_empty() {
+        all.push_str(CLOSE_PATH);
+        all.push_str(";\n");
+    }
+    all
 }

@@ -12,16 +12,19 @@ use futures_util::future::BoxFuture;
 use crate::mover::control::journal::Note;
 use crate::mover::copy::original::{Glance, Original};
 use crate::mover::copy::{ShardCopy, cut as plan};
-use crate::mover::definition::ddl::Creation;
+use crate::mover::definition::ddl::{Creation, Online, Statement};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::identity::{self, Judgement, Keys};
+use crate::mover::preflight::rehearsal;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::step::{ShardMove, at_open};
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, preamble};
+use crate::schema::catalog::{
+    CLOSE_PATH, Facts, Namespace, Persistence, Relation, RelationKind, preamble,
+};
 use crate::schema::rights::{self, Users};
 
 /// What the target was built from, kept for as long as the mover lives.
@@ -83,7 +86,7 @@ impl ShardMove<'_> {
             // The old copy has its rows already: the stream brings what it lacks.
             let reached = match self.back_of {
                 None => {
-                    self.build_target(&built.creation).await?;
+                    self.build_target(schema, &built.creation).await?;
                     self.at("after target schema")?;
                     Phase::Prepared
                 }
@@ -202,9 +205,12 @@ impl ShardMove<'_> {
         plan::cut(&self.source, &self.target, &copy, self.options).await
     }
 
+    /// Builds what comes before the rows, and rehearses the rest. `schema`: the shard's at the
+    /// source.
+    ///
     /// Locks: only creates, in a schema that nobody uses; remains of an earlier attempt are
     /// dropped.
-    async fn build_target(&self, creation: &Creation) -> Result<(), Error> {
+    async fn build_target(&self, schema: u32, creation: &Creation) -> Result<(), Error> {
         let what = "building the target's schema";
         let incoming = quote_ident(&self.names.incoming());
         self.begin_on_target(what).await?;
@@ -216,13 +222,32 @@ impl ShardMove<'_> {
             .await?;
         for statement in &creation.before_data {
             self.target
-                .statement(format!("{what}: {}", statement.what), &statement.sql)
+                .make(format!("{what}: {}", statement.what), statement)
                 .await?;
         }
         // When the target is opened, these run together, and whoever comes first runs them.
         for statement in at_open(creation) {
-            self.target.is_one_statement(what, &statement).await?;
+            self.target.is_one_statement(what, &statement.sql).await?;
         }
+        // Nothing of the rest shall run for the first time while the shard is closed.
+        let at = |when| {
+            let all = creation.after_data.iter();
+            all.filter(move |statement| statement.online() == when)
+                .cloned()
+        };
+        let rest: Vec<Statement> = at(Online::Loaded)
+            .chain(at(Online::CaughtUp))
+            .chain(at_open(creation))
+            .chain(at(Online::Proved))
+            .collect();
+        let schemas = (schema, self.names.incoming());
+        let schemas = (schemas.0, schemas.1.as_str());
+        let found = rehearsal::finish(&self.source, &self.target, schemas, rest.iter()).await?;
+        if !found.is_empty() {
+            let refusals = found.into_iter().map(|one| self.refusal(one)).collect();
+            return Err(Error::Refused { refusals });
+        }
+        self.target.batch(what, CLOSE_PATH).await?;
         // An old signpost may have the shard's final name. Nothing may be bound to it, or to any
         // other shard.
         let crossings = self

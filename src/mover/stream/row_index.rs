@@ -64,6 +64,7 @@ pub(crate) fn add(creation: &mut Creation, schema: &str, shapes: &[TableShape], 
             what: format!("rows of table {}", shape.name),
             sql,
             table,
+            path: None,
         };
         creation
             .after_data

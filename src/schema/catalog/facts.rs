@@ -49,6 +49,8 @@ pub(crate) struct Facts {
     /// Who but the reader may make objects in the schema, or has made one that is there. If
     /// anybody, definitions have the schema's name in them.
     pub(crate) makers: Vec<String>,
+    /// Whether an operator of the schema hides one by which PostgreSQL finds the texts of views.
+    pub(crate) hides_equality: bool,
     /// Tables and views, and relations of other kinds, which are only named because they cannot be
     /// carried.
     pub(crate) relations: Vec<Relation>,
@@ -84,6 +86,9 @@ pub(crate) struct Facts {
     pub(crate) others: Vec<Other>,
     /// Things outside the schema that its objects need, other than what every server has.
     pub(crate) outside: Vec<Outside>,
+    /// Objects that have operators of other schemas, other than PostgreSQL's own: the object, and
+    /// the schema of the operator.
+    pub(crate) operators: Vec<(Address, String)>,
     /// Which object of the schema needs which: `(needs, needed)`, whole objects, each pair once.
     pub(crate) edges: Vec<(Address, Address)>,
     /// The columns that views and bound functions read:

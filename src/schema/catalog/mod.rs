@@ -20,7 +20,7 @@ pub(crate) use facts::{
 };
 pub(crate) use read::read;
 pub use read::{Error, Namespace};
-pub(crate) use session::{preamble, search_path};
+pub(crate) use session::{CLOSE_PATH, path_with, preamble, search_path};
 pub(crate) use stamp::{Stamp, stamp};
 
 /// The common table expressions that find everything in the schema `$1` (an OID): `member`,

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio_postgres::GenericClient;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Json, Type};
 
 use super::facts::{Address, Facts, Relation};
@@ -102,6 +103,7 @@ struct Head {
     reader_bypasses: bool,
     version: u32,
     makers: Vec<String>,
+    hides_equality: bool,
 }
 
 #[derive(Deserialize)]
@@ -110,6 +112,13 @@ struct Component {
     address: Address,
     home_class: String,
     home: u32,
+}
+
+#[derive(Deserialize)]
+struct OperatorSchema {
+    #[serde(flatten)]
+    address: Address,
+    schema: String,
 }
 
 #[derive(Deserialize)]
@@ -171,6 +180,7 @@ sections! {
     outside: "outside.sql",
     parts: "parts.sql",
     edges: "edges.sql",
+    operators: "operators.sql",
 }
 
 /// Reads the facts of a schema, in the transaction that the connection is in.
@@ -198,23 +208,28 @@ pub(crate) async fn read<C: GenericClient + Sync>(
         .collect();
     let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
     // What stands first in the path is run by PostgreSQL itself: pg_get_viewdef() compares by the
-    // operator `=` that it finds. Where somebody else may have made that, the definitions have the
-    // schema's name in them, and nobody carries it.
-    let path = if head.makers.is_empty() {
+    // operator `=` that it finds. Where somebody else may have made that, or the shard has such an
+    // operator, the definitions have the schema's name in them, and nobody carries it.
+    let path = if head.makers.is_empty() && !head.hides_equality {
         search_path(&head.name)
     } else {
         CLOSED.to_owned()
     };
-    let pinned: Vec<&str> = std::iter::once(path.as_str())
+    let pinned: Vec<&str> = std::iter::once(CLOSED)
         .chain(PINNED.map(|(_, value)| value))
         .collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
-    let oid = head.oid;
-    // All of these are sent before the first answer; the server runs them in this order.
-    let ((), sections, (), ()) = tokio::try_join!(
+    let opened = [path.as_str()];
+    // All of these are sent before the first answer; the server runs them in this order. Our own
+    // query is analyzed while nothing of the schema is in the path: a table called "text" or an
+    // operator of its own must not be found by it. It runs with the schema first, which is what
+    // the functions that deparse look at.
+    let ((), (), (), sections, (), ()) = tokio::try_join!(
         biased;
         reader.set(&names, &pinned),
-        reader.sections(oid),
+        reader.declare(head.oid),
+        reader.set(&names[..1], &opened),
+        reader.sections(),
         reader.check(&path),
         reader.set(&names, &before),
     )?;
@@ -225,7 +240,13 @@ pub(crate) async fn read<C: GenericClient + Sync>(
         .map(|(at, relation)| (relation.oid, at))
         .collect();
     let parts = reader.facts("parts", sections.parts)?;
-    let (edges, reads) = whole_objects(parts, reader.facts("dependencies", sections.edges)?);
+    let homes = homes(parts);
+    let (edges, reads) = whole_objects(&homes, reader.facts("dependencies", sections.edges)?);
+    let operators: Vec<OperatorSchema> = reader.facts("operators", sections.operators)?;
+    let operators = operators
+        .into_iter()
+        .filter_map(|one| Some((home(&homes, &one.address)?, one.schema)))
+        .collect();
     let Head {
         oid,
         name,
@@ -234,6 +255,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(
         reader_bypasses,
         version,
         makers,
+        hides_equality,
     } = head;
     Ok(Facts {
         schema: name,
@@ -243,6 +265,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(
         reader_bypasses,
         version,
         makers,
+        hides_equality,
         relations,
         places,
         sequences: reader.facts("sequences", sections.sequences)?,
@@ -263,6 +286,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(
         grants: reader.facts("grants", sections.grants)?,
         others: reader.facts("other objects", sections.others)?,
         outside: reader.facts("references to the outside", sections.outside)?,
+        operators,
         edges,
         reads,
     })
@@ -270,39 +294,43 @@ pub(crate) async fn read<C: GenericClient + Sync>(
 
 type Parameters<'a> = [(&'a (dyn tokio_postgres::types::ToSql + Sync), Type)];
 
-/// Turns dependencies between rows of the catalogs into dependencies between whole objects: a
-/// view's rule stands for the view, a row type for its table.
+/// The whole object that each row of the catalogs belongs to, by the row's address.
+type Homes = BTreeMap<Address, Address>;
+
+fn homes(parts: Vec<Component>) -> Homes {
+    let home = |part: Component| {
+        let whole = Address {
+            class: part.home_class,
+            oid: part.home,
+        };
+        (part.address, whole)
+    };
+    parts.into_iter().map(home).collect()
+}
+
+/// The whole object that a row of the catalogs belongs to: a view for its rule, a table for its row
+/// type.
+fn home(homes: &Homes, address: &Address) -> Option<Address> {
+    let mut at = homes.get(address)?;
+    // Array of a multirange, multirange, range: no chain is longer than that.
+    for _ in 0..4 {
+        match homes.get(at) {
+            Some(next) if next != at => at = next,
+            _ => break,
+        }
+    }
+    Some(at.clone())
+}
+
+/// Turns dependencies between rows of the catalogs into dependencies between whole objects.
 #[expect(
     clippy::type_complexity,
     reason = "two lists, named where they are kept"
 )]
 fn whole_objects(
-    parts: Vec<Component>,
+    homes: &Homes,
     edges: Vec<Edge>,
 ) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
-    let homes: BTreeMap<Address, Address> = parts
-        .into_iter()
-        .map(|part| {
-            (
-                part.address,
-                Address {
-                    class: part.home_class,
-                    oid: part.home,
-                },
-            )
-        })
-        .collect();
-    let home = |address: &Address| -> Option<Address> {
-        let mut at = homes.get(address)?;
-        // Array of a multirange, multirange, range: no chain is longer than that.
-        for _ in 0..4 {
-            match homes.get(at) {
-                Some(next) if next != at => at = next,
-                _ => break,
-            }
-        }
-        Some(at.clone())
-    };
     let mut whole = BTreeSet::new();
     let mut reads = BTreeSet::new();
     for edge in edges {
@@ -310,7 +338,7 @@ fn whole_objects(
             class: edge.of_class,
             oid: edge.referenced,
         };
-        let (Some(from), Some(to)) = (home(&edge.address), home(&referenced)) else {
+        let (Some(from), Some(to)) = (home(homes, &edge.address), home(homes, &referenced)) else {
             continue;
         };
         if from == to {
@@ -323,6 +351,9 @@ fn whole_objects(
     }
     (whole.into_iter().collect(), reads.into_iter().collect())
 }
+
+/// The name of the cursor that has a schema's definition.
+const CURSOR: &str = "pgshard_definition";
 
 struct Reader<'a, C> {
     client: &'a C,
@@ -355,17 +386,38 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         values.into_iter().map(fact).collect()
     }
 
-    /// Everything that is asked about the objects of the schema with this OID.
-    async fn sections(&self, oid: u32) -> Result<Sections, Error> {
+    /// Has everything planned that is asked about the objects of the schema with this OID, under
+    /// the present `search_path`.
+    async fn declare(&self, oid: u32) -> Result<(), Error> {
+        let sql = format!("DECLARE {CURSOR} NO SCROLL CURSOR FOR {SECTIONS}");
+        let declared = self.client.query_typed(&sql, &[(&oid, Type::OID)]).await;
+        match declared {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) => {
+                Err(Error::NoTransaction {
+                    namespace: self.namespace.clone(),
+                })
+            }
+            Err(error) => Err(self.failed("definition", error)),
+        }
+    }
+
+    /// The answers to what was declared.
+    async fn sections(&self) -> Result<Sections, Error> {
         let what = "definition";
         let failed = |source| self.failed(what, source);
         let mut sections = Sections::default();
-        for row in self
-            .client
-            .query_typed(SECTIONS, &[(&oid, Type::OID)])
-            .await
-            .map_err(failed)?
-        {
+        let (all, closed) = (
+            format!("FETCH ALL FROM {CURSOR}"),
+            format!("CLOSE {CURSOR}"),
+        );
+        let (rows, _) = tokio::try_join!(
+            biased;
+            self.client.query_typed(&all, &[]),
+            self.client.query_typed(&closed, &[]),
+        )
+        .map_err(failed)?;
+        for row in rows {
             let (name, Json(value)): (&str, Json<serde_json::Value>) = (
                 row.try_get(0).map_err(failed)?,
                 row.try_get(1).map_err(failed)?,

@@ -5,7 +5,7 @@ use crate::pg::quote_ident;
 
 /// Settings that change how a deparsed text looks or what it means, pinned as pg_dump does. The
 /// time zone is pinned so that constants of type `timestamptz` look the same on every host.
-pub(super) const PINNED: [(&str, &str); 8] = [
+pub(super) const PINNED: [(&str, &str); 9] = [
     ("DateStyle", "ISO, YMD"),
     ("IntervalStyle", "postgres"),
     ("TimeZone", "UTC"),
@@ -15,6 +15,8 @@ pub(super) const PINNED: [(&str, &str); 8] = [
     ("quote_all_identifiers", "off"),
     // Compiling a plan takes ten times as long as any of the queries.
     ("jit", "off"),
+    // All rows of a cursor are fetched.
+    ("cursor_tuple_fraction", "1"),
 ];
 
 /// The `search_path` under which nothing is found by name but what is PostgreSQL's own.
@@ -45,4 +47,18 @@ pub(crate) fn preamble(schema: &str) -> String {
         "; SET LOCAL default_tablespace = ''; SET LOCAL default_table_access_method = heap",
     );
     sql
+}
+
+/// Ends what [`preamble`] has begun: from now on the transaction finds nothing of the schema by its
+/// name alone. A table called `text` or an operator of its own must not be found by our statements.
+pub(crate) const CLOSE_PATH: &str = "SET LOCAL search_path = pg_catalog, pg_temp";
+
+/// The `search_path` under which a statement is run that does not name its operators, as
+/// `IS DISTINCT FROM` does not: as [`search_path`], with the schemas behind it that have them.
+pub(crate) fn path_with(schema: &str, operators: &[&str]) -> String {
+    let others: String = operators
+        .iter()
+        .map(|schema| format!("{}, ", quote_ident(schema)))
+        .collect();
+    format!("{}, pg_catalog, {others}pg_temp", quote_ident(schema))
 }

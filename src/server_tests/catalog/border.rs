@@ -280,6 +280,7 @@ on_each_version! {
             schema: "shard_0007__incoming",
             final_schema: "shard_0007",
             version: facts.version,
+            closed: &[],
         };
         let creation = create(&facts, &goal).unwrap();
         let transaction = target.transaction().await.unwrap();

@@ -75,7 +75,9 @@ async fn make(client: &mut Client, creation: &Creation, schema: &str) {
         let transaction = client.transaction().await.unwrap();
         transaction.batch_execute(&preamble(schema)).await.unwrap();
         for statement in statements {
-            if let Err(error) = transaction.batch_execute(&statement.sql).await {
+            let (before, after) = statement.path.clone().unwrap_or_default();
+            let sql = format!("{before}; {}; {after}", statement.sql);
+            if let Err(error) = transaction.batch_execute(&sql).await {
                 panic!(
                     "{}: {}\n{:?}",
                     statement.what,
@@ -154,6 +156,7 @@ async fn carry(source: &Servers, target: &Servers) {
         schema: "shard_0007__incoming",
         final_schema: "shard_0007",
         version: version(&to).await,
+        closed: &[],
     };
     let creation = create(&before, &goal).unwrap_or_else(|refusals| panic!("{refusals:#?}"));
     assert_eq!(creation.notes, Vec::<String>::new());

@@ -66,6 +66,7 @@ fn created(facts: &Facts, version: u32) -> Result<Creation, Vec<Refusal>> {
             schema: "shard_0007__incoming",
             final_schema: "shard_0007",
             version,
+            closed: &[],
         },
     )
 }

@@ -11,6 +11,7 @@ const TARGET: Target<'_> = Target {
     schema: "shard_0007__incoming",
     final_schema: "shard_0007",
     version: 180000,
+    closed: &[],
 };
 
 /// What is done as the owner, and the refusal for it: the object, and a part of the reason.
@@ -421,6 +422,7 @@ async fn what_an_older_target_does_not_know() {
         &facts,
         &Target {
             version: 130000,
+            closed: &[],
             ..TARGET
         },
     )

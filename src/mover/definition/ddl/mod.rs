@@ -7,7 +7,8 @@
 //! [`preamble`](crate::schema::catalog::preamble)`(target.schema)`. `before_data` creates the
 //! schema itself, which must not exist. Function bodies that are text still name the shard's final
 //! schema; they are right once the schema is renamed. Everything else binds by OID to the objects
-//! of the new schema and follows the rename by itself. Then ask for its
+//! of the new schema and follows the rename by itself. A statement with a [`path`](Statement::path)
+//! runs between the two statements of that. Then ask for its
 //! [`crossings`](crate::mover::definition::border::crossings): there must be none before anything
 //! else is done.
 //!
@@ -16,6 +17,7 @@
 
 pub(crate) mod grants;
 mod inheritance;
+mod operators;
 mod order;
 mod partitions;
 mod refuse;
@@ -36,6 +38,9 @@ pub(crate) struct Target<'a> {
     pub(crate) final_schema: &'a str,
     /// `server_version_num` of the target: 150004, 180000.
     pub(crate) version: u32,
+    /// The schemas there in which nobody but the target's role can make objects. Only their
+    /// operators may be found by name.
+    pub(crate) closed: &'a [String],
 }
 
 /// When a statement is run. The stages run in this order, and the statements are sorted by it.
@@ -96,6 +101,9 @@ pub struct Statement {
     pub sql: String,
     /// The table whose key or index this makes or alters; `None` for everything else.
     pub table: Option<String>,
+    /// The statements before and after it, if it needs another `search_path` than
+    /// [`preamble`](crate::schema::catalog::preamble) gives.
+    pub(crate) path: Option<(String, String)>,
 }
 
 impl Statement {
@@ -140,8 +148,8 @@ impl Creation {
     /// What can be built on each table as soon as its own rows are there, in whatever state the
     /// other tables are. Empty where another statement comes in between, since the order matters
     /// then.
-    pub(crate) fn builds(&self) -> BTreeMap<String, Vec<String>> {
-        let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    pub(crate) fn builds(&self) -> BTreeMap<String, Vec<Statement>> {
+        let mut builds: BTreeMap<String, Vec<Statement>> = BTreeMap::new();
         for statement in self
             .after_data
             .iter()
@@ -153,7 +161,7 @@ impl Creation {
             builds
                 .entry(table.clone())
                 .or_default()
-                .push(statement.sql.clone());
+                .push(statement.clone());
         }
         builds
     }
@@ -182,23 +190,39 @@ pub(crate) fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec
         return Err(refusals);
     }
     let refreshes = statements::refreshes(facts, target, &ordered);
-    let all = ordered.into_iter().flat_map(|node| {
+    let operators = operators::Operators::of(facts, target);
+    let mut all = Vec::new();
+    for node in ordered {
         let order::Node {
+            address,
             stage,
             what,
             sql,
             table,
             ..
         } = node;
-        sql.into_iter().map(move |sql| Statement {
-            stage,
-            what: what.clone(),
-            sql,
-            table: table.clone(),
-        })
-    });
+        for sql in sql {
+            let path = match operators.path(&address, &what, &sql) {
+                Ok(path) => path,
+                Err(refusal) => {
+                    refusals.push(refusal);
+                    None
+                }
+            };
+            all.push(Statement {
+                stage,
+                what: what.clone(),
+                sql,
+                table: table.clone(),
+                path,
+            });
+        }
+    }
+    if !refusals.is_empty() {
+        return Err(refusals);
+    }
     let (mut before_data, after_data): (Vec<_>, Vec<_>) =
-        all.partition(|s| s.stage == Stage::Definition);
+        all.into_iter().partition(|s| s.stage == Stage::Definition);
     before_data.splice(0..0, statements::schema(facts, target));
     Ok(Creation {
         before_data,

@@ -20,6 +20,8 @@ pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<
     };
     examined.owners();
     examined.makers();
+    examined.hidden();
+    examined.unknown();
     examined.relations();
     examined.columns();
     examined.indexes_and_constraints();
@@ -140,6 +142,74 @@ impl Examined<'_> {
                 facts.schema
             );
             self.refuse("schema", reason, remedy);
+        }
+    }
+
+    /// Refuses an operator that hides one by which PostgreSQL itself finds the texts of views and
+    /// rules: what was read may be another view's.
+    fn hidden(&mut self) {
+        if self.facts.hides_equality {
+            self.refuse(
+                "operator =",
+                "of oid or name hides PostgreSQL's own, by which the server finds a view's text",
+                "drop it, or give it another name",
+            );
+        }
+    }
+
+    /// Refuses what has a property that no version known to us has. It would be left out, or made
+    /// as something else.
+    fn unknown(&mut self) {
+        let facts = self.facts;
+        let mut found: Vec<(String, &str, &str)> = Vec::new();
+        for relation in &facts.relations {
+            let object = format!("{} {}", relation.kind.plain(), relation.name);
+            let identity = relation.replica_identity.as_str();
+            found.push((object, "replica identity", known(identity, "dnfi")));
+            for column in &relation.columns {
+                let object = format!("column {}.{}", relation.name, column.name);
+                let (storage, compression) = (&column.storage, &column.compression);
+                found.extend([
+                    (object.clone(), "generation", known(&column.generated, "sv")),
+                    (object.clone(), "identity", known(&column.identity, "ad")),
+                    (
+                        object.clone(),
+                        "storage",
+                        known(storage.as_deref().unwrap_or_default(), "pmex"),
+                    ),
+                    (
+                        object,
+                        "compression",
+                        known(compression.as_deref().unwrap_or_default(), "pl"),
+                    ),
+                ]);
+            }
+        }
+        for policy in &facts.policies {
+            let object = format!(
+                "policy {} on {}",
+                policy.name,
+                facts.relation_name(policy.relation)
+            );
+            found.push((object, "command", known(&policy.command, "rawd*")));
+        }
+        let triggers = facts
+            .triggers
+            .iter()
+            .map(|one| ("trigger", &one.name, &one.enabled));
+        let rules = facts
+            .rules
+            .iter()
+            .map(|one| ("rule", &one.name, &one.enabled));
+        for (kind, name, state) in triggers.chain(rules) {
+            found.push((format!("{kind} {name}"), "state", known(state, "ODRA")));
+        }
+        for (object, what, value) in found.into_iter().filter(|(.., value)| !value.is_empty()) {
+            self.refuse(
+                object,
+                format!("has the {what} {value:?}, which this release of pgshard does not know"),
+                "move it with a later release of pgshard, or alter it",
+            );
         }
     }
 
@@ -616,6 +686,9 @@ impl Examined<'_> {
                 "extension member" | "extension" => "keep the extension in a schema of its own",
                 "extension dependent" => "remove it with ALTER … NO DEPENDS ON EXTENSION",
                 "security label" => "remove it with SECURITY LABEL … IS NULL",
+                kind if kind.contains(" of unknown kind ") => {
+                    "move it with a later release of pgshard, or drop it"
+                }
                 _ => "drop it and create it after the move",
             };
             let reason = format!("{verb} {}, which is not carried", article(&other.kind));
@@ -850,9 +923,20 @@ fn is_reg(type_name: &str) -> bool {
         "database",
     ];
     let plain = type_name.trim_end_matches("[]");
+    // It is qualified where a table of the shard hides it.
+    let plain = plain.strip_prefix("pg_catalog.").unwrap_or(plain);
     plain
         .strip_prefix("reg")
         .is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// The value of a catalog's column, unless it is one of these letters: then nothing.
+fn known<'v>(value: &'v str, letters: &str) -> &'v str {
+    let mut all = value.chars();
+    match (all.next(), all.next()) {
+        (Some(letter), None) if letters.contains(letter) => "",
+        _ => value,
+    }
 }
 
 fn article(kind: &str) -> String {
@@ -912,6 +996,7 @@ mod tests {
         for (name, expected) in [
             ("regclass", true),
             ("regtype[]", true),
+            ("pg_catalog.regtype", true),
             ("region", false),
             ("s.regclass", false),
         ] {

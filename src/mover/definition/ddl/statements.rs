@@ -23,6 +23,7 @@ pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
             what: "schema".to_owned(),
             sql,
             table: None,
+            path: None,
         })
         .collect()
 }

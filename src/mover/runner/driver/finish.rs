@@ -47,9 +47,37 @@ impl<'a> Driver<'a> {
             }
             Err(Error::Superseded { reason, .. }) => self.look_again(reason),
             Err(error @ (Error::Failpoint { .. } | Error::LeaseLost { .. })) => Err(error),
+            // It would be refused again. The mover leaves the shard, which takes the fence back.
+            Err(error) if error.is_permanent() && self.is_undecided().await => Err(error),
             // The outcome is unknown: observe again, on new connections.
             Err(error) => self.reconnect(error).await,
         }
+    }
+
+    /// Whether the source is known not to have decided.
+    async fn is_undecided(&mut self) -> bool {
+        matches!(self.fenced().await, Ok(Some(_)))
+    }
+
+    /// The attempt of this mover that the source is fenced for. It uses a new connection, because a
+    /// statement may still run on the old one.
+    async fn fenced(&mut self) -> Result<Option<i32>, Error> {
+        let (shard, hold) = (self.work.hold.shard, self.work.hold);
+        self.work.source = self
+            .context
+            .hosts
+            .open_new(&self.work.source.host)
+            .await?
+            .for_shard(shard);
+        let sql = "SELECT attempt FROM pgshard.shard
+            WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
+        let what = "reading the shard's row";
+        let fenced = self
+            .work
+            .source
+            .rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease])
+            .await?;
+        fenced.first().map(|row| row.get(0)).transpose()
     }
 
     /// Opens the target after the source has decided and given this token away.
@@ -202,27 +230,12 @@ impl<'a> Driver<'a> {
     }
 
     /// Takes back a fence that this mover leaves behind when it gives up before decide, for
-    /// whatever reason. It uses a new connection, because a statement may still run on the old one.
-    /// It does not ask the target, which may be what failed.
+    /// whatever reason. It does not ask the target, which may be what failed.
     async fn leave_serving(&mut self) {
-        let (shard, hold) = (self.work.hold.shard, self.work.hold);
+        let shard = self.work.hold.shard;
         let again = async {
-            self.work.source = self
-                .context
-                .hosts
-                .open_new(&self.work.source.host)
-                .await?
-                .for_shard(shard);
-            let sql = "SELECT attempt FROM pgshard.shard
-                WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
-            let what = "reading the shard's row";
-            let fenced = self
-                .work
-                .source
-                .rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease])
-                .await?;
-            match fenced.first() {
-                Some(row) => self.unfence(row.get(0)?).await,
+            match self.fenced().await? {
+                Some(attempt) => self.unfence(attempt).await,
                 None => Ok(()),
             }
         };

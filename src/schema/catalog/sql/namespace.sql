@@ -4,6 +4,9 @@ SELECT pg_catalog.json_build_object(
     'oid', n.oid::bigint, 'name', n.nspname, 'owner', pg_catalog.pg_get_userbyid(n.nspowner), 'reader', current_user,
     'reader_bypasses', (SELECT rolsuper OR rolbypassrls FROM pg_catalog.pg_roles WHERE rolname = current_user),
     'version', pg_catalog.current_setting('server_version_num')::int,
+    'hides_equality', EXISTS (SELECT FROM pg_catalog.pg_operator o WHERE o.oprname OPERATOR(pg_catalog.=) '=' AND o.oprnamespace OPERATOR(pg_catalog.=) n.oid
+        AND o.oprleft OPERATOR(pg_catalog.=) o.oprright
+        AND o.oprleft OPERATOR(pg_catalog.=) ANY (ARRAY['pg_catalog.oid'::pg_catalog.regtype::pg_catalog.oid, 'pg_catalog.name'::pg_catalog.regtype::pg_catalog.oid])),
     'makers', (
         SELECT coalesce(pg_catalog.json_agg(DISTINCT CASE WHEN m.role OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
             ELSE pg_catalog.pg_get_userbyid(m.role) END), '[]')

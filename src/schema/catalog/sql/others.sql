@@ -7,6 +7,18 @@ SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
         'pg_catalog.pg_ts_config'::pg_catalog.regclass, 'pg_catalog.pg_default_acl'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass,
         'pg_catalog.pg_conversion'::pg_catalog.regclass)
     UNION ALL
+    -- What a version of PostgreSQL has that we do not know is refused, not left out.
+    SELECT 'relation of unknown kind ' || c.relkind::pg_catalog.text, pg_catalog.format('relation %I', c.relname)
+    FROM relation r, LATERAL (SELECT relname, relkind FROM pg_catalog.pg_class WHERE oid = r.oid OFFSET 0) c
+    WHERE c.relkind NOT IN ('r', 'v', 'm', 'p', 'f', 'S', 'i', 'I', 'c', 't')
+    UNION ALL
+    SELECT 'constraint of unknown kind ' || k.contype::pg_catalog.text, pg_catalog.pg_describe_object('pg_catalog.pg_constraint'::pg_catalog.regclass, k.oid, 0)
+    FROM constrained k WHERE k.contype NOT IN ('p', 'u', 'x', 'c', 'f', 'n', 't')
+    UNION ALL
+    SELECT 'type of unknown kind ' || y.typtype::pg_catalog.text, pg_catalog.format('type %I', y.typname)
+    FROM named_type t, LATERAL (SELECT typname, typtype FROM pg_catalog.pg_type WHERE oid = t.oid OFFSET 0) y
+    WHERE y.typtype NOT IN ('b', 'c', 'd', 'e', 'p', 'r', 'm')
+    UNION ALL
     SELECT 'extension', pg_catalog.pg_describe_object(m.class, m.oid, 0) FROM member m WHERE m.class = 'pg_catalog.pg_extension'::pg_catalog.regclass
     UNION ALL
     SELECT 'statistics object', pg_catalog.pg_describe_object('pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 0)

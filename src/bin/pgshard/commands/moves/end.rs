@@ -9,6 +9,7 @@ use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
 use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio_postgres::error::SqlState;
 
 use super::audit::{self, ShownAudit};
 use super::watch::MoveEvent;
@@ -393,11 +394,38 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
                     moves abort {id}`"
             )
         }
+        Error::Database { source, what, .. } if what.starts_with("building") => {
+            let mend = match source.code() {
+                Some(&SqlState::UNIQUE_VIOLATION) => {
+                    "the source serves, and has rows that its own unique index forbids, so that \
+                     index is damaged: find them there with bt_index_check of amcheck, mend them \
+                     and REINDEX it, then "
+                }
+                Some(&SqlState::CHECK_VIOLATION) => {
+                    "the source serves, and has rows that break this check: mend them there, then "
+                }
+                _ => "",
+            };
+            format!("{mend}`pgshard moves resume {id}`, or `pgshard moves abort {id}`")
+        }
+        Error::Database { source, .. } if is_refused_for_good(source) => format!(
+            "the server refuses this each time: mend what it names, then `pgshard moves resume \
+             {id}`; or `pgshard moves abort {id}`"
+        ),
         error if error.can_be_resumed() => {
             format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`")
         }
         _ => String::new(),
     }
+}
+
+/// Whether the server refuses a statement by its syntax, its names or the role's rights, or as
+/// something that it cannot do.
+fn is_refused_for_good(error: &tokio_postgres::Error) -> bool {
+    let code = error.code().map_or("", SqlState::code);
+    ["42", "0A", "28", "2F"]
+        .iter()
+        .any(|class| code.starts_with(class))
 }
 
 /// What to do about an old copy that was not dropped.
