@@ -13,7 +13,7 @@ use super::gather::Gather;
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::id::Id;
-use crate::router::{Error, Router, SqlText};
+use crate::router::{Error, Router, Sql, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
@@ -138,11 +138,12 @@ impl ByIds {
         sql: impl Into<SqlText<'s>>,
     ) -> Result<Vec<Row>, MissingIds<Vec<Row>>> {
         let mut placed: Vec<(usize, Row)> = Vec::new();
-        let failed = self.run(sql.into(), |shard, rows| {
+        let sql = sql.into().to_sql();
+        let failed = self.run((&sql).into(), |shard, rows| {
             for row in rows {
                 let id: i64 = row
                     .try_get(0)
-                    .map_err(|source| refused(&self.router, shard, source))?;
+                    .map_err(|source| unreadable(&self.router, &sql, shard, source))?;
                 placed.push((self.order.get(&id).copied().unwrap_or(usize::MAX), row));
             }
             Ok(())
@@ -198,13 +199,19 @@ impl ByIds {
     }
 }
 
-/// The error for rows that are not what the call needs.
-pub(super) fn refused(router: &Router, shard: ShardId, source: tokio_postgres::Error) -> Error {
+/// The error for rows that are not what the call needs. The statement has run.
+pub(super) fn unreadable(
+    router: &Router,
+    sql: &Sql,
+    shard: ShardId,
+    source: tokio_postgres::Error,
+) -> Error {
     match router.shard(shard) {
-        Ok(handle) => Error::Statement {
+        Ok(handle) => Error::Decode {
             shard,
             host: handle.host(),
-            source,
+            may_have_run: !router.only_reads(sql),
+            source: source.into(),
         },
         Err(error) => error,
     }

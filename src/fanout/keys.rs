@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::batch::{Batch, Pace, Servers};
-use super::ids::refused;
+use super::ids::unreadable;
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::router::{Error, Router, SqlText};
@@ -191,11 +191,12 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
             before,
             limit: wanted,
         };
-        let failed = self.run(sql.into(), params, |shard, rows| {
+        let sql = sql.into().to_sql();
+        let failed = self.run((&sql).into(), params, |shard, rows| {
             for row in rows {
                 let id = row
                     .try_get(0)
-                    .map_err(|source| refused(&self.router, shard, source))?;
+                    .map_err(|source| unreadable(&self.router, &sql, shard, source))?;
                 merge.add(id, (shard, row));
             }
             Ok(())

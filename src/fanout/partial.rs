@@ -3,14 +3,14 @@
 use std::fmt;
 
 use super::batch::Answers;
-use crate::router::Error;
+use crate::router::{Cause, Error};
 use crate::shard::ShardId;
 
 /// Some shards failed. What the others gave is kept here.
 ///
 /// `T` is what the call would have given. `W` is how the caller named what it wanted of a shard:
 /// IDs, keys, or places in a list.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Partial<T, W> {
     /// What the other shards gave.
     pub done: T,
@@ -23,7 +23,7 @@ pub struct Partial<T, W> {
 }
 
 /// A shard that failed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failed<W> {
     /// The shard.
     pub shard: ShardId,
@@ -147,7 +147,7 @@ where
                 .iter()
                 .all(|failed| failed.error.is_application()),
             retryable: !done && partial.is_retryable(),
-            source: Box::new(partial),
+            source: Cause::of_any(partial),
         }
     }
 }

@@ -2,9 +2,10 @@
 //! take.
 //!
 //! A statement's time begins when the one before it has answered. One that stands still (behind a
-//! lock, say) is noticed early: the reads behind it, and statements that were not sent yet, go to
-//! another connection. Other statements behind it wait, because they may run as soon as the first
-//! has ended.
+//! lock, say) is noticed early, and does not hold up those behind it: reads, and statements that
+//! were not sent yet, go to another connection. Other statements stay, because they may run as soon
+//! as the first has ended. So the server is asked to end the first, which has no effect then and is
+//! run again by itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -76,7 +77,8 @@ impl Wire {
 
 enum State<'c> {
     Flowing,
-    /// The first statement stands still.
+    /// The first statement stands still. If others wait behind it that may not run twice, the server
+    /// was asked to end it.
     Stuck(Stuck<'c>),
     /// The first statement reached its time limit, and the server was asked to end it.
     Cancelled(#[expect(dead_code, reason = "held until the server has ended it")] Stuck<'c>),
@@ -187,12 +189,14 @@ impl<'c> Pipeline<'c> {
     /// as it takes.
     fn patience(&self) -> Option<Duration> {
         let limit = self.crew.router.statement_timeout();
+        let soon = [limit, self.crew.pace.deadline];
+        let soon = soon.into_iter().flatten().map(|limit| limit / 4).min();
         // With depth 1 each statement has its connection for itself, and holds up no other.
         let holds_up = self.crew.pace.depth > 1
             && (self.on_way.len() > 1 || !self.warm.is_empty() || self.crew.has_waiting());
         match self.state {
             State::Flowing if holds_up => {
-                Some(limit.map_or(STUCK_AFTER, |limit| STUCK_AFTER.min(limit / 4)))
+                Some(soon.map_or(STUCK_AFTER, |soon| soon.min(STUCK_AFTER)))
             }
             State::Flowing | State::Stuck(_) => limit,
             State::Cancelled(_) => Some(CANCELLED_MAX),
@@ -206,6 +210,11 @@ impl<'c> Pipeline<'c> {
         match std::mem::replace(&mut self.state, State::Flowing) {
             State::Flowing if limit.is_none_or(|limit| since.elapsed() < limit) => {
                 self.move_aside();
+                if self.on_way.len() > 1 {
+                    self.left = true;
+                    self.connection.set_cancelled();
+                    self.connection.cancel().await;
+                }
                 self.state = State::Stuck(self.crew.mark_stuck());
                 true
             }

@@ -4,9 +4,18 @@ use std::error::Error;
 
 use tokio_postgres::error::DbError;
 
+/// The server's message with its SQLSTATE.
+pub fn message(error: &DbError) -> String {
+    format!("{} ({})", error.message(), error.code().code())
+}
+
 /// The server's own words of an error with its DETAIL and HINT, on one line.
 pub fn words(error: &DbError) -> String {
-    let mut words = format!("{} ({})", error.message(), error.code().code());
+    message(error) + &more(error)
+}
+
+fn more(error: &DbError) -> String {
+    let mut words = String::new();
     for (what, text) in [("detail", error.detail()), ("hint", error.hint())] {
         if let Some(text) = text {
             words.push_str(&format!("; {what}: {}", text.replace('\n', " ")));
@@ -19,10 +28,15 @@ pub fn words(error: &DbError) -> String {
 /// words are the last.
 pub fn causes(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
-    for words in std::iter::successors(Some(error), |error| cause(*error)).map(words_of) {
-        // Some errors say their cause themselves.
-        if !told.last().is_some_and(|last| last.ends_with(&words)) {
-            told.push(words);
+    for error in std::iter::successors(Some(error), |error| cause(*error)) {
+        let words = words_of(error);
+        match (told.last_mut(), answer(error)) {
+            // Some errors say their cause themselves.
+            (Some(last), _) if last.contains(&words) => {}
+            (Some(last), Some(answer)) if last.ends_with(&message(answer)) => {
+                last.push_str(&more(answer));
+            }
+            _ => told.push(words),
         }
     }
     told
@@ -76,5 +90,7 @@ mod tests {
         );
         assert_eq!(causes(&error), ["no answer: closed", "os error 104"]);
         assert_eq!(chain(&error), "no answer: closed: os error 104");
+        let error = layer("lost: closed: os error 104", error.source);
+        assert_eq!(causes(&error), ["lost: closed: os error 104"]);
     }
 }

@@ -623,6 +623,11 @@ impl Connection {
         self.server
     }
 
+    /// Whether a transaction was open when the server was last ready for a statement.
+    pub(crate) fn is_in_transaction(&self) -> bool {
+        self.vitals.is_in_transaction()
+    }
+
     /// A handle that ends the connection, even while it is used.
     pub(crate) fn driver(&self) -> AbortHandle {
         self.driver.handle()

@@ -180,8 +180,10 @@ impl Guard {
                     }
                 }
                 Step::Body { part, ended } => {
-                    if self.tag == b'R' {
-                        self.requests(part)?;
+                    match (self.tag, part) {
+                        (b'R', part) => self.requests(part)?,
+                        (b'Z', [status, ..]) => self.vitals.is_ready(*status),
+                        _ => {}
                     }
                     // What comes unasked is no part of an answer that is waited for.
                     self.part += if matches!(self.tag, b'N' | b'A' | b'S') {

@@ -29,6 +29,8 @@ pub(super) struct Vitals {
     choking: AtomicBool,
     /// The process that serves the connection; 0: not known.
     pid: AtomicI32,
+    /// Whether a transaction was open when the server was last ready for a statement.
+    in_transaction: AtomicBool,
 }
 
 impl Vitals {
@@ -60,6 +62,15 @@ impl Vitals {
 
     pub(super) fn is_served_by(&self, pid: i32) {
         self.pid.store(pid, Ordering::Relaxed);
+    }
+
+    /// The server is ready for a statement: `I` idle, `T` in a transaction, `E` in one that failed.
+    pub(super) fn is_ready(&self, status: u8) {
+        self.in_transaction.store(status != b'I', Ordering::Relaxed);
+    }
+
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.in_transaction.load(Ordering::Relaxed)
     }
 
     pub(super) fn seen(&self) -> u64 {

@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use tokio_postgres::error::{DbError, SqlState};
 
+use super::cause::Cause;
+use super::failure::Origin;
 use crate::map::{HostName, MapVersion};
+use crate::pg::cause::{chain, message};
 use crate::pg::{self, state};
 use crate::shard::{KeyKind, ShardCount, ShardId};
 
-/// Why a call did not give what was asked for. Display names the shard and the host; the cause is
-/// the source.
-#[derive(Debug, thiserror::Error)]
+/// Why a call did not give what was asked for. Display names the shard and the host, and says the
+/// cause too (PostgreSQL's message with its SQLSTATE); the cause is also the source.
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The number is no ID of this cluster: its shard bits name a shard that does not exist.
@@ -47,7 +50,9 @@ pub enum Error {
     },
     /// The host belongs to another cluster than the config, or the config has been changed where it
     /// cannot be.
-    #[error("host {host} of shard {shard} is not as the config says: run `pgshard check`")]
+    #[error(
+        "host {host} of shard {shard} is not as the config says ({source}): run `pgshard check`"
+    )]
     HostDiffers {
         /// The shard.
         shard: ShardId,
@@ -107,7 +112,7 @@ pub enum Error {
         shard: ShardId,
     },
     /// The host cannot be connected to.
-    #[error("host {host} of shard {shard} is out of reach")]
+    #[error("host {host} of shard {shard} is out of reach: {}", chain(&**source))]
     Connect {
         /// The shard.
         shard: ShardId,
@@ -118,7 +123,10 @@ pub enum Error {
     },
     /// A connection to the host failed a moment ago, and the router does not try again yet. Nothing
     /// was sent.
-    #[error("host {host} of shard {shard} is out of reach, and is tried again in {again_in_ms} ms")]
+    #[error(
+        "host {host} of shard {shard} is out of reach, and is not tried again yet: {}",
+        chain(&**source)
+    )]
     HostDown {
         /// The shard.
         shard: ShardId,
@@ -175,8 +183,9 @@ pub enum Error {
     },
     /// The connection ended while the statement was on its way.
     #[error(
-        "the connection to host {host} of shard {shard} was lost{}",
-        if *may_have_run { ", and the statement may have run" } else { "" }
+        "the connection to host {host} of shard {shard} was lost{}: {}",
+        if *may_have_run { ", and the statement may have run" } else { "" },
+        chain(&**source)
     )]
     ConnectionLost {
         /// The shard.
@@ -189,12 +198,13 @@ pub enum Error {
         /// that word may have taken effect: it can call a function that writes.
         may_have_run: bool,
         /// What the driver says.
-        source: tokio_postgres::Error,
+        source: Cause,
     },
     /// The connection ended during COMMIT: the transaction has taken effect, or it has not.
     #[error(
         "the connection to host {host} of shard {shard} was lost during COMMIT: it is not known \
-            whether it took effect"
+            whether it took effect: {}",
+        chain(&**source)
     )]
     InDoubt {
         /// The shard.
@@ -202,24 +212,29 @@ pub enum Error {
         /// Its host.
         host: HostName,
         /// What the driver says.
-        source: tokio_postgres::Error,
+        source: Cause,
     },
-    /// The server refuses the statement, or the driver its parameters.
-    #[error("shard {shard} on host {host} refuses the statement")]
+    /// The server refuses the statement, or the driver refuses to send it or cannot take its answer.
+    #[error("{}", refusal(*shard, host, *may_have_run, source))]
     Statement {
         /// The shard.
         shard: ShardId,
         /// Its host.
         host: HostName,
+        /// Whether it may have taken effect nevertheless: a statement that can commit before its end
+        /// (CALL, DO), or one whose answer the driver cannot take (COPY without its own methods).
+        /// False when the driver has sent nothing, within a transaction, and for a statement that
+        /// only reads by the caller's word.
+        may_have_run: bool,
         /// What the server or the driver says.
-        source: tokio_postgres::Error,
+        source: Cause,
     },
     /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being
     /// moved. What it had committed before stays.
     #[error(
         "shard {shard} is being moved from host {host}, and a statement that may have committed in \
-            part is not run \
-         again"
+            part is not run again: {}",
+        server_message(source)
     )]
     NotRepeated {
         /// The shard.
@@ -227,17 +242,43 @@ pub enum Error {
         /// The host where it ran.
         host: HostName,
         /// What the server said.
-        source: tokio_postgres::Error,
+        source: Cause,
     },
-    /// The statement did not give the number of rows that was asked for.
-    #[error("shard {shard} gave {got} rows where {expected} wanted")]
+    /// The statement did not give the number of rows that was asked for. It has run.
+    #[error(
+        "shard {shard} on host {host} gave {got} rows where {expected} wanted{}",
+        if *may_have_run { ", and the statement has run" } else { "" }
+    )]
     RowCount {
         /// The shard.
         shard: ShardId,
+        /// Its host.
+        host: HostName,
         /// What was asked for.
         expected: Expected,
         /// How many came.
         got: usize,
+        /// Whether it may have taken effect. False within a transaction, because that is rolled back
+        /// when its closure returns the error, and for a statement that only reads by the caller's
+        /// word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)).
+        may_have_run: bool,
+    },
+    /// A row cannot be read as the type that was asked for: a column is missing, has another type,
+    /// or is NULL where the type has no NULL. The statement has run.
+    #[error(
+        "shard {shard} on host {host} gave a row that cannot be read{}: {}",
+        if *may_have_run { ", and the statement has run" } else { "" },
+        chain(&**source)
+    )]
+    Decode {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// Whether it may have taken effect. False where it is for [`Error::RowCount`].
+        may_have_run: bool,
+        /// What the driver says.
+        source: Cause,
     },
     /// The shard stayed closed, or its hosts disagreed about it, for longer than the router waits.
     #[error("shard {shard} was not available for {waited_ms} ms (last on host {host}: {reason})")]
@@ -252,7 +293,7 @@ pub enum Error {
         reason: String,
     },
     /// The host could not be asked whether it still has the shard.
-    #[error("host {host} cannot be asked about shard {shard}: run `pgshard check`")]
+    #[error("host {host} cannot be asked about shard {shard} ({}): run `pgshard check`", chain(&**source))]
     LookUp {
         /// The shard.
         shard: ShardId,
@@ -316,7 +357,7 @@ pub enum Error {
         /// temporary.
         retryable: bool,
         /// The [`Partial`](crate::fanout::Partial) itself, with what is done.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Cause<dyn std::error::Error + Send + Sync>,
     },
 }
 
@@ -447,8 +488,17 @@ impl Error {
                 !may_have_run
             }
             Error::Partial { retryable, .. } => *retryable,
-            Error::Statement { source, .. } => {
-                state::is_signpost(source) || source.code().is_some_and(state::is_transient)
+            Error::Statement {
+                source,
+                may_have_run,
+                ..
+            } => {
+                // 08P01 to a connection that goes on is the number of parameters, say.
+                let transient = |code: &SqlState| {
+                    state::is_transient(code) && *code != SqlState::PROTOCOL_VIOLATION
+                };
+                let passes = state::is_signpost(source) || source.code().is_some_and(transient);
+                passes && !may_have_run
             }
             Error::LookUp { source, .. } => match &**source {
                 LookUpError::Connect(_) | LookUpError::TimedOut(_) => true,
@@ -468,6 +518,9 @@ impl Error {
             Error::InDoubt { .. } | Error::NotRepeated { .. } => true,
             Error::ConnectionLost { may_have_run, .. }
             | Error::TimedOut { may_have_run, .. }
+            | Error::Statement { may_have_run, .. }
+            | Error::RowCount { may_have_run, .. }
+            | Error::Decode { may_have_run, .. }
             | Error::Partial { may_have_run, .. } => *may_have_run,
             _ => false,
         }
@@ -479,6 +532,7 @@ impl Error {
             Error::ConnectionLost { source, .. }
             | Error::InDoubt { source, .. }
             | Error::Statement { source, .. }
+            | Error::Decode { source, .. }
             | Error::NotRepeated { source, .. } => Some(source),
             _ => None,
         }
@@ -494,5 +548,31 @@ impl Error {
     pub fn code(&self) -> Option<&SqlState> {
         self.as_postgres_error()
             .and_then(tokio_postgres::Error::code)
+    }
+}
+
+/// What the server says where it has answered, without DETAIL and HINT, which show values of rows.
+fn server_message(source: &tokio_postgres::Error) -> String {
+    source.as_db_error().map_or_else(|| chain(source), message)
+}
+
+/// The text of [`Error::Statement`].
+fn refusal(shard: ShardId, host: &HostName, may_have_run: bool, source: &Cause) -> String {
+    let why = server_message(source);
+    let run = if may_have_run {
+        ", and it may have run"
+    } else {
+        ""
+    };
+    match Origin::of(source) {
+        Origin::BeforeSending => {
+            format!("the statement for shard {shard} on host {host} was not sent: {why}")
+        }
+        Origin::Server | Origin::Lost => {
+            format!("shard {shard} on host {host} refuses the statement{run}: {why}")
+        }
+        Origin::Answer => format!(
+            "shard {shard} on host {host} gave an answer to the statement that cannot be taken{run}: {why}"
+        ),
     }
 }

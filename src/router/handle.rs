@@ -8,12 +8,12 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
-use super::answer::Answer;
+use super::answer::{Answer, FirstRow};
 use super::call::{Call, Fault, call_span};
-use super::error::Error;
+use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::pool_slots::Use;
-use super::queries::query_methods;
+use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
@@ -136,16 +136,12 @@ impl<'r> Shard<'r> {
         (self) self
     }
 
-    fn shard_id(self) -> ShardId {
-        self.id
-    }
-
-    /// The error for a row that is not what the call wants.
-    pub(super) fn strange_row(self, source: tokio_postgres::Error) -> Error {
-        Error::Statement {
+    fn misfit(self, sql: &SqlText<'_>) -> Misfit {
+        let sql = self.router.inner().sql.read(sql);
+        Misfit {
             shard: self.id,
             host: self.host(),
-            source,
+            may_have_run: !self.router.only_reads(&sql),
         }
     }
 
@@ -161,7 +157,7 @@ impl<'r> Shard<'r> {
         sql: impl Into<SqlText<'s>>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        self.run(sql.into(), params).await
+        self.run(&sql.into(), params).await
     }
 
     /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order. Use it to
@@ -282,7 +278,7 @@ impl<'r> Shard<'r> {
 
     async fn run<A: Answer>(
         self,
-        sql: SqlText<'_>,
+        sql: &SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         self.checked()?;
@@ -296,7 +292,7 @@ impl<'r> Shard<'r> {
 
     pub(super) async fn run_to_end<A: Answer>(
         self,
-        sql: SqlText<'_>,
+        sql: &SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
     ) -> Result<A, Error> {
@@ -314,7 +310,7 @@ impl<'r> Shard<'r> {
             // A signpost would have given another answer instead of an error. So this is a
             // transaction: it commits only once the host has said that it serves the shard.
             let sql = &sql;
-            let asking = |tx: Transaction| async move { tx.run(SqlText::Read(sql), params).await };
+            let asking = |tx: Transaction| async move { tx.run(&SqlText::from(sql), params).await };
             return Box::pin(self.build_transaction().run_to_end(asking, call))
                 .await
                 .map_err(Failure::into_inner);
@@ -353,13 +349,15 @@ impl<'r> Shard<'r> {
                     shard,
                     host: host(),
                     may_have_run,
-                    source: failed.error,
+                    source: failed.error.into(),
                 });
             }
-            let statement = |source| Error::Statement {
+            let may_have_run = !only_reads && failed.may_have_run(kind);
+            let statement = |source: tokio_postgres::Error| Error::Statement {
                 shard,
                 host: host(),
-                source,
+                may_have_run,
+                source: source.into(),
             };
             if state::is_read_only(&failed.error)
                 && kind.repeatable()
@@ -401,7 +399,7 @@ impl<'r> Shard<'r> {
                     Error::NotRepeated {
                         shard,
                         host: host(),
-                        source: failed.error,
+                        source: failed.error.into(),
                     }
                 });
             }

@@ -23,10 +23,12 @@
 mod answer;
 mod bound;
 mod call;
+mod cause;
 mod circuit;
 mod closing;
 mod ending;
 mod error;
+mod failure;
 mod from_row;
 mod handle;
 mod host;
@@ -80,6 +82,7 @@ use crate::shard::{Key, KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::MapWatch;
 
 pub(crate) use bound::Bound;
+pub use cause::Cause;
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use from_row::FromRow;
 pub use handle::Shard;

@@ -57,11 +57,13 @@ impl Outcome {
 }
 
 /// Whether the statement or its values are to blame for this SQLSTATE. That is every code but those
-/// for trouble of the server, for its load, and for conflicts with other transactions.
+/// for trouble of the server, for its load, and for conflicts with other transactions. A connection
+/// goes on after 08P01 only where the statement is to blame, by the number of its parameters, say.
 fn is_applications(code: &SqlState) -> bool {
     const CLUSTERS: [&str; 9] = ["08", "25006", "40", "53", "55P03", "57", "58", "F0", "XX"];
-    code.code() != state::SHARD_MOVED
-        && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
+    *code == SqlState::PROTOCOL_VIOLATION
+        || code.code() != state::SHARD_MOVED
+            && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
 }
 
 /// What an application wants to know of an error. Every error is the application's or the
@@ -80,6 +82,7 @@ impl Error {
             | Error::TransactionControl { .. }
             | Error::NotARead { .. }
             | Error::RowCount { .. }
+            | Error::Decode { .. }
             | Error::TransactionEnded { .. }
             | Error::SavepointOpen { .. }
             | Error::TransactionFailed { .. } => true,

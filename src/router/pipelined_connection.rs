@@ -21,7 +21,7 @@ use super::error::Error;
 use super::host::Host;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
-use super::session::{Lease, Prepare, is_unexpected};
+use super::session::{Lease, Prepare};
 use super::sql::{Rendered, Sql};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
@@ -214,10 +214,10 @@ impl PipelinedConnection {
                 shard,
                 host,
                 may_have_run: true,
-                source: failed.error,
+                source: failed.error.into(),
             }));
         }
-        if failed.may_be_remembered() || is_unexpected(&failed.error) {
+        if failed.may_be_remembered() || failed.is_unexpected() {
             shared.spoiled.store(true, Ordering::Relaxed);
         }
         // A server that refuses to write may have become a standby. A statement that was cancelled
@@ -235,18 +235,24 @@ impl PipelinedConnection {
         let error = Error::Statement {
             shard,
             host,
-            source: failed.error,
+            may_have_run: !only_reads && failed.may_have_run(sql.class()),
+            source: failed.error.into(),
         };
         count(Outcome::of(&error));
         Ran::Done(Err(error))
     }
 
-    /// The error of a statement that reached its time limit. From now on, a statement that is
-    /// cancelled on this connection is run again.
+    /// From now on, a statement that is cancelled on this connection is run again: it was not the
+    /// caller who wanted that.
+    pub(crate) fn set_cancelled(&self) {
+        self.0.spoiled.store(true, Ordering::Relaxed);
+        self.0.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// The error of a statement that reached its time limit.
     pub(crate) fn timed_out(&self, shard: ShardId, limit: Duration, may_have_run: bool) -> Error {
         let shared = &*self.0;
-        shared.spoiled.store(true, Ordering::Relaxed);
-        shared.cancelled.store(true, Ordering::Relaxed);
+        self.set_cancelled();
         shared
             .host
             .metrics

@@ -5,10 +5,11 @@ use tokio_postgres::Row;
 
 use super::answer::FirstRow;
 use super::error::{Error, Expected};
+use crate::map::HostName;
 use crate::shard::ShardId;
 
-/// Makes the query methods, with this receiver, in an `impl` of a type that has `run`, `shard_id`
-/// and `strange_row`. The attributes are those of `query`, whose text the others refer to.
+/// Makes the query methods, with this receiver, in an `impl` of a type that has `run` and `misfit`.
+/// The attributes are those of `query`, whose text the others refer to.
 macro_rules! query_methods {
     ($(#[$about:meta])* ($($receiver:tt)+) $this:ident) => {
         $(#[$about])*
@@ -17,7 +18,7 @@ macro_rules! query_methods {
             sql: impl Into<SqlText<'s>>,
             params: &[&(dyn ToSql + Sync)],
         ) -> Result<Vec<Row>, Error> {
-            $this.run(sql.into(), params).await
+            $this.run(&sql.into(), params).await
         }
 
         /// Runs a statement that gives exactly one row.
@@ -32,7 +33,9 @@ macro_rules! query_methods {
             sql: impl Into<SqlText<'s>>,
             params: &[&(dyn ToSql + Sync)],
         ) -> Result<Row, Error> {
-            $crate::router::queries::one($this.shard_id(), $this.run(sql.into(), params).await?)
+            let sql = sql.into();
+            let first: FirstRow = $this.run(&sql, params).await?;
+            first.one().map_err(|got| $this.misfit(&sql).count(Expected::One, got))
         }
 
         /// Runs a statement that gives one row or none.
@@ -47,13 +50,15 @@ macro_rules! query_methods {
             sql: impl Into<SqlText<'s>>,
             params: &[&(dyn ToSql + Sync)],
         ) -> Result<Option<Row>, Error> {
-            $crate::router::queries::at_most_one($this.shard_id(), $this.run(sql.into(), params).await?)
+            let sql = sql.into();
+            let first: FirstRow = $this.run(&sql, params).await?;
+            first.at_most_one().map_err(|got| $this.misfit(&sql).count(Expected::AtMostOne, got))
         }
 
         /// As [`Self::query`], each row read as `T`.
         ///
         /// # Errors
-        /// As there, and [`Error::Statement`] for a row that is no `T`: the statement has run.
+        /// As there, and [`Error::Decode`] for a row that is no `T`: the statement has run.
         ///
         /// # Cancel safety
         /// As there.
@@ -62,8 +67,9 @@ macro_rules! query_methods {
             sql: impl Into<SqlText<'s>>,
             params: &[&(dyn ToSql + Sync)],
         ) -> Result<Vec<T>, Error> {
-            let rows = $this.query(sql, params).await?;
-            rows.iter().map(|row| T::from_row(row).map_err(|source| $this.strange_row(source))).collect()
+            let sql = sql.into();
+            let rows: Vec<Row> = $this.run(&sql, params).await?;
+            rows.iter().map(|row| T::from_row(row).map_err(|source| $this.misfit(&sql).row(source))).collect()
         }
 
         /// As [`Self::query_one`], the row read as `T`.
@@ -78,8 +84,10 @@ macro_rules! query_methods {
             sql: impl Into<SqlText<'s>>,
             params: &[&(dyn ToSql + Sync)],
         ) -> Result<T, Error> {
-            let row = $this.query_one(sql, params).await?;
-            T::from_row(&row).map_err(|source| $this.strange_row(source))
+            let sql = sql.into();
+            let first: FirstRow = $this.run(&sql, params).await?;
+            let row = first.one().map_err(|got| $this.misfit(&sql).count(Expected::One, got))?;
+            T::from_row(&row).map_err(|source| $this.misfit(&sql).row(source))
         }
 
         /// As [`Self::query_opt`], the row read as `T`.
@@ -94,34 +102,59 @@ macro_rules! query_methods {
             sql: impl Into<SqlText<'s>>,
             params: &[&(dyn ToSql + Sync)],
         ) -> Result<Option<T>, Error> {
-            let row = $this.query_opt(sql, params).await?;
-            row.map(|row| T::from_row(&row).map_err(|source| $this.strange_row(source))).transpose()
+            let sql = sql.into();
+            let first: FirstRow = $this.run(&sql, params).await?;
+            let row = first.at_most_one().map_err(|got| $this.misfit(&sql).count(Expected::AtMostOne, got))?;
+            row.map(|row| T::from_row(&row).map_err(|source| $this.misfit(&sql).row(source))).transpose()
         }
     };
 }
 pub(super) use query_methods;
 
-pub(super) fn one(shard: ShardId, first: FirstRow) -> Result<Row, Error> {
-    match first {
-        FirstRow {
-            row: Some(row),
-            count: 1,
-        } => Ok(row),
-        FirstRow { count, .. } => Err(Error::RowCount {
-            shard,
-            expected: Expected::One,
-            got: count,
-        }),
+/// A statement that has run, and whose answer is not what the call wants.
+pub(super) struct Misfit {
+    pub(super) shard: ShardId,
+    pub(super) host: HostName,
+    pub(super) may_have_run: bool,
+}
+
+impl Misfit {
+    pub(super) fn count(self, expected: Expected, got: usize) -> Error {
+        Error::RowCount {
+            shard: self.shard,
+            host: self.host,
+            expected,
+            got,
+            may_have_run: self.may_have_run,
+        }
+    }
+
+    pub(super) fn row(self, source: tokio_postgres::Error) -> Error {
+        Error::Decode {
+            shard: self.shard,
+            host: self.host,
+            may_have_run: self.may_have_run,
+            source: source.into(),
+        }
     }
 }
 
-pub(super) fn at_most_one(shard: ShardId, first: FirstRow) -> Result<Option<Row>, Error> {
-    match first {
-        FirstRow { row, count: 0 | 1 } => Ok(row),
-        FirstRow { count, .. } => Err(Error::RowCount {
-            shard,
-            expected: Expected::AtMostOne,
-            got: count,
-        }),
+impl FirstRow {
+    /// The only row, or else how many there are.
+    pub(super) fn one(self) -> Result<Row, usize> {
+        match self {
+            FirstRow {
+                row: Some(row),
+                count: 1,
+            } => Ok(row),
+            FirstRow { count, .. } => Err(count),
+        }
+    }
+
+    pub(super) fn at_most_one(self) -> Result<Option<Row>, usize> {
+        match self {
+            FirstRow { row, count: 0 | 1 } => Ok(row),
+            FirstRow { count, .. } => Err(count),
+        }
     }
 }

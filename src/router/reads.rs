@@ -13,13 +13,13 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::answer::Answer;
+use super::answer::{Answer, FirstRow};
 use super::call::{Call, Fault, call_span};
-use super::error::Error;
+use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::handle::Shard;
 use super::pool_slots::Use;
-use super::queries::query_methods;
+use super::queries::{Misfit, query_methods};
 use super::replica::{Standby, Why};
 use super::routing::Place;
 use super::session::{Failed, Prepare};
@@ -176,17 +176,17 @@ impl Reads<'_> {
         (self) self
     }
 
-    fn shard_id(self) -> ShardId {
-        self.shard.id()
-    }
-
-    fn strange_row(self, source: tokio_postgres::Error) -> Error {
-        self.shard.strange_row(source)
+    fn misfit(self, _: &SqlText<'_>) -> Misfit {
+        Misfit {
+            shard: self.shard.id(),
+            host: self.shard.host(),
+            may_have_run: false,
+        }
     }
 
     async fn run<A: Answer>(
         self,
-        sql: SqlText<'_>,
+        sql: &SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         self.shard.checked()?;
@@ -200,7 +200,7 @@ impl Reads<'_> {
 
     async fn run_to_end<A: Answer>(
         self,
-        sql: SqlText<'_>,
+        sql: &SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
     ) -> Result<A, Error> {
@@ -235,7 +235,7 @@ impl Reads<'_> {
             }
         }
         self.shard
-            .run_to_end(SqlText::Read(&sql), params, call)
+            .run_to_end(&SqlText::from(&sql), params, call)
             .await
     }
 
@@ -287,7 +287,8 @@ impl Reads<'_> {
             return Err(Error::Statement {
                 shard,
                 host: standby.host.name.clone(),
-                source: failed.error,
+                may_have_run: false,
+                source: failed.error.into(),
             });
         }
         Ok(Err(Why::Failed))

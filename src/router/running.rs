@@ -9,13 +9,13 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
-use super::answer::Answer;
+use super::answer::{Answer, FirstRow};
 use super::call::Fault;
-use super::error::Error;
+use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::handle::{NEXT_IDS, reserved};
 use super::outcome::Outcome;
-use super::queries::query_methods;
+use super::queries::{Misfit, query_methods};
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
 use super::session::{End, Failed, Lease, Prepare};
@@ -169,15 +169,11 @@ impl Transaction {
         (&self) self
     }
 
-    fn shard_id(&self) -> ShardId {
-        self.0.shard
-    }
-
-    fn strange_row(&self, source: tokio_postgres::Error) -> Error {
-        Error::Statement {
+    fn misfit(&self, _: &SqlText<'_>) -> Misfit {
+        Misfit {
             shard: self.0.shard,
             host: self.0.host.clone(),
-            source,
+            may_have_run: false,
         }
     }
 
@@ -194,7 +190,7 @@ impl Transaction {
         sql: impl Into<SqlText<'s>>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        self.run(sql.into(), params).await
+        self.run(&sql.into(), params).await
     }
 
     /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids).
@@ -295,7 +291,7 @@ impl Transaction {
 
     pub(super) async fn run<A: Answer>(
         &self,
-        sql: SqlText<'_>,
+        sql: &SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         let Running {
@@ -407,7 +403,7 @@ impl Transaction {
                     shard,
                     host: host.clone(),
                     may_have_run: false,
-                    source: failed.error,
+                    source: failed.error.into(),
                 })
             }
             Err(failed) => {
@@ -427,7 +423,8 @@ impl Transaction {
                 let error = Error::Statement {
                     shard,
                     host: host.clone(),
-                    source: failed.error,
+                    may_have_run: false,
+                    source: failed.error.into(),
                 };
                 noted.fault = Some(Fault::of(&error));
                 Err(error)

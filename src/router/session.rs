@@ -17,6 +17,7 @@ use tokio_postgres::{Client, Statement};
 use super::answer::Answer;
 use super::circuit::Circuit;
 use super::ending::{self, Ends};
+use super::failure::{Origin, is_lost};
 use super::options::Recycle;
 use super::pool::Slot;
 use super::replica::Shown;
@@ -28,13 +29,19 @@ use super::unnamed::{self, Learned};
 use crate::pg::Connection;
 
 /// Undoes everything that a session can have been left with, but keeps the driver's own prepared
-/// statements (so this is not DISCARD ALL).
+/// statements (so this is not DISCARD ALL): only those that PREPARE has made are dropped.
 macro_rules! clean {
     () => {
         "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
-         SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES"
+         SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES; \
+         DO $$ DECLARE prepared text; BEGIN \
+         FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql \
+         LOOP EXECUTE pg_catalog.format('DEALLOCATE %I', prepared); END LOOP; END $$"
     };
 }
+
+/// Cleans a session in which no transaction is open.
+const CLEAN: &str = clean!();
 
 /// Cleans a session of our own, and one that a pooler takes back with the answer.
 pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
@@ -131,7 +138,28 @@ pub(super) struct Failed {
 impl Failed {
     /// Whether the connection is gone, with the statement or before it.
     pub(super) fn lost(&self, connection: &Client) -> bool {
-        is_lost(&self.error) || connection.is_closed()
+        match Origin::of(&self.error) {
+            Origin::BeforeSending => false,
+            Origin::Lost => true,
+            Origin::Server | Origin::Answer => connection.is_closed(),
+        }
+    }
+
+    /// Whether the connection is of no use any more: the answer does not fit the request, so that it
+    /// belongs to another statement, or goes on, or waits for what nobody sends.
+    pub(super) fn is_unexpected(&self) -> bool {
+        Origin::of(&self.error) == Origin::Answer
+    }
+
+    /// Whether the statement, which was not known to only read, may have taken effect.
+    pub(super) fn may_have_run(&self, class: StatementClass) -> bool {
+        self.sent
+            && match Origin::of(&self.error) {
+                Origin::BeforeSending => false,
+                // What failed is undone, unless it can commit before its end.
+                Origin::Server => !class.repeatable(),
+                Origin::Lost | Origin::Answer => true,
+            }
     }
 
     /// Whether the same statement, prepared again, may succeed: it was prepared before a migration
@@ -161,26 +189,6 @@ impl Failed {
             }
         }
     }
-}
-
-/// Whether the error ended the connection: the socket failed, or the server closed the connection
-/// with this error.
-pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
-    match error.as_db_error() {
-        Some(error) => crate::pg::state::ends_the_connection(error),
-        None => {
-            let cause = std::error::Error::source(error);
-            error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>())
-        }
-    }
-}
-
-/// Whether the server's answer does not fit the request: it is COPY's answer to a query, or the
-/// answer to another statement.
-pub(super) fn is_unexpected(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_none()
-        && !error.is_closed()
-        && std::error::Error::source(error).is_none()
 }
 
 impl Session {
@@ -314,11 +322,18 @@ impl Session {
         if self.is_pooled() {
             return false;
         }
-        let cleaning = self.connection.batch_execute(ROLLBACK_AND_CLEAN);
-        let cleaned = matches!(
-            tokio::time::timeout(self.recycle_max, cleaning).await,
-            Ok(Ok(()))
-        );
+        let cleaned = tokio::time::timeout(self.recycle_max, async {
+            // ROLLBACK without a transaction would be a warning in the server's log. Statements that
+            // are still on their way may begin one.
+            let in_transaction = self.connection.is_in_transaction();
+            let cleaned = !in_transaction && self.connection.batch_execute(CLEAN).await.is_ok();
+            if cleaned && !self.connection.is_in_transaction() {
+                return true;
+            }
+            let cleaning = self.connection.batch_execute(ROLLBACK_AND_CLEAN).await;
+            cleaning.is_ok() && !self.connection.is_in_transaction()
+        });
+        let cleaned = cleaned.await.unwrap_or(false);
         self.dirty.store(!cleaned, Ordering::Relaxed);
         cleaned
     }
@@ -524,11 +539,8 @@ impl Lease {
             .session()
             .run(statement, params, prepare, self.in_transaction)
             .await;
-        // An answer that the driver did not expect belongs to another statement, or goes on, or
-        // waits for what nobody sends. No other caller may meet that.
-        let unexpected = answer
-            .as_ref()
-            .is_err_and(|failed: &Failed| is_unexpected(&failed.error));
+        // No other caller may meet the rest of such an answer.
+        let unexpected = answer.as_ref().is_err_and(Failed::is_unexpected);
         self.answers = if unexpected {
             Answers::Ending
         } else {

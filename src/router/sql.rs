@@ -205,41 +205,59 @@ impl Sql {
     }
 }
 
-/// What the methods that run SQL take: `&str`, `&String` or `&Sql`.
-#[derive(Clone, Copy, Debug)]
+/// What the methods that run SQL take: a text or an [`Sql`], owned or borrowed.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum SqlText<'a> {
     /// A text, looked up in the cache.
-    Text(&'a str),
+    Text(Cow<'a, str>),
     /// A statement read beforehand.
-    Read(&'a Sql),
+    Read(Cow<'a, Sql>),
 }
 
 impl SqlText<'_> {
     /// The statement; a text is read now. For statements that run many times.
-    pub fn to_sql(self) -> Sql {
+    pub fn to_sql(&self) -> Sql {
         match self {
             SqlText::Text(text) => Sql::new(text),
-            SqlText::Read(sql) => sql.clone(),
+            SqlText::Read(sql) => Sql::clone(sql),
         }
     }
 }
 
 impl<'a> From<&'a str> for SqlText<'a> {
     fn from(sql: &'a str) -> Self {
-        SqlText::Text(sql)
+        SqlText::Text(Cow::Borrowed(sql))
     }
 }
 
 impl<'a> From<&'a String> for SqlText<'a> {
     fn from(sql: &'a String) -> Self {
+        SqlText::Text(Cow::Borrowed(sql))
+    }
+}
+
+impl From<String> for SqlText<'_> {
+    fn from(sql: String) -> Self {
+        SqlText::Text(Cow::Owned(sql))
+    }
+}
+
+impl<'a> From<Cow<'a, str>> for SqlText<'a> {
+    fn from(sql: Cow<'a, str>) -> Self {
         SqlText::Text(sql)
     }
 }
 
 impl<'a> From<&'a Sql> for SqlText<'a> {
     fn from(sql: &'a Sql) -> Self {
-        SqlText::Read(sql)
+        SqlText::Read(Cow::Borrowed(sql))
+    }
+}
+
+impl From<Sql> for SqlText<'_> {
+    fn from(sql: Sql) -> Self {
+        SqlText::Read(Cow::Owned(sql))
     }
 }
 
@@ -270,9 +288,9 @@ impl SqlCache {
         }
     }
 
-    pub(super) fn read(&self, sql: SqlText<'_>) -> Sql {
-        let text = match sql {
-            SqlText::Read(sql) => return sql.clone(),
+    pub(super) fn read(&self, sql: &SqlText<'_>) -> Sql {
+        let text: &str = match sql {
+            SqlText::Read(sql) => return Sql::clone(sql),
             SqlText::Text(text) => text,
         };
         if text.len() > Self::LENGTH_MAX {
@@ -298,13 +316,13 @@ mod tests {
     #[test]
     fn a_text_is_read_once_and_the_cache_has_an_end() {
         let cache = SqlCache::new();
-        let first = cache.read("SELECT 1".into());
+        let first = cache.read(&"SELECT 1".into());
         assert!(Arc::ptr_eq(
             &first.parsed,
-            &cache.read("SELECT 1".into()).parsed
+            &cache.read(&"SELECT 1".into()).parsed
         ));
         for number in 0..2 * SqlCache::TEXTS_MAX {
-            cache.read((&format!("SELECT {number} FROM {{shard}}.t")).into());
+            cache.read(&format!("SELECT {number} FROM {{shard}}.t").into());
         }
         let held: usize = cache
             .parts

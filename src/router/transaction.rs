@@ -10,13 +10,14 @@ use tokio_postgres::error::SqlState;
 use super::Router;
 use super::call::{Call, Fault, call_span};
 use super::error::Error;
+use super::failure::is_lost;
 use super::handle::Shard;
 use super::nesting;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
 use super::recover::{Next, Recovery};
 use super::running::{Ended, Named, Transaction};
-use super::session::{Lease, Prepare, is_lost};
+use super::session::{Lease, Prepare};
 use super::stale::MoveSignal;
 use crate::map::HostName;
 use crate::pg::quote_ident;
@@ -176,7 +177,7 @@ impl<'r> TransactionBuilder<'r> {
                 return Err(Failure::Router(Error::InDoubt {
                     shard,
                     host: host(),
-                    source,
+                    source: source.into(),
                 }));
             }
             if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
@@ -188,7 +189,8 @@ impl<'r> TransactionBuilder<'r> {
                 return Err(Failure::Router(Error::Statement {
                     shard,
                     host: host(),
-                    source,
+                    may_have_run: false,
+                    source: source.into(),
                 }));
             };
             if recovery
@@ -199,7 +201,8 @@ impl<'r> TransactionBuilder<'r> {
                 return Err(Failure::Router(Error::Statement {
                     shard,
                     host: host(),
-                    source,
+                    may_have_run: false,
+                    source: source.into(),
                 }));
             }
         }
@@ -269,13 +272,14 @@ fn lost_or_refused(shard: ShardId, host: HostName, source: tokio_postgres::Error
             shard,
             host,
             may_have_run: false,
-            source,
+            source: source.into(),
         }
     } else {
         Error::Statement {
             shard,
             host,
-            source,
+            may_have_run: false,
+            source: source.into(),
         }
     }
 }

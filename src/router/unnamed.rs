@@ -18,7 +18,8 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::answer::Answer;
-use super::session::{CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN, is_lost};
+use super::failure::is_lost;
+use super::session::{CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN};
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 

@@ -22,6 +22,7 @@ mod replicas;
 mod seeded;
 mod sessions;
 mod spans;
+mod truth;
 mod ways;
 mod words;
 

@@ -23,7 +23,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 /// How much longer than a call's limit a slow machine may need.
 const REST: Duration = Duration::from_secs(30);
 
-pub(crate) const STEPS: [&str; 16] = [
+pub(crate) const STEPS: [&str; 17] = [
     "insert",
     "echo",
     "transaction",
@@ -40,9 +40,10 @@ pub(crate) const STEPS: [&str; 16] = [
     "abandon",
     "stuck",
     "budget",
+    "mistake",
 ];
 
-const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x')";
+pub(crate) const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x')";
 
 /// What a caller was told about rows that belong together.
 #[derive(Debug, Default)]
@@ -58,7 +59,7 @@ pub(crate) struct Told {
 
 impl Told {
     /// `None`: the caller did not wait for the answer.
-    fn new<T>(
+    pub(crate) fn new<T>(
         step: &'static str,
         inserted: BTreeSet<i64>,
         undone: BTreeSet<i64>,
@@ -121,7 +122,7 @@ impl Caller {
     }
 
     /// The number of polls after which a call is dropped: mostly never.
-    fn polls(&mut self) -> u32 {
+    pub(crate) fn polls(&mut self) -> u32 {
         if !self.case.without.contains("drop") && self.rng.u8(..5) == 0 {
             self.rng.u32(..14)
         } else {
@@ -143,6 +144,7 @@ impl Caller {
             "abandon" => self.abandon().await,
             "stuck" => self.stuck().await,
             "budget" => self.budget().await,
+            "mistake" => self.mistake().await,
             step => self.transaction(step).await,
         }
     }

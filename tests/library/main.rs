@@ -28,6 +28,7 @@ mod caller;
 mod case;
 mod fates;
 mod limits;
+mod mistakes;
 #[path = "../it/router/pooler.rs"]
 mod pooler;
 mod round;

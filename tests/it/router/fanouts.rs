@@ -91,6 +91,35 @@ on_each_version! {
         }
     }
 
+    /// A row of one shard is locked for longer than the call may take. The statements behind it are
+    /// not known to only read, were sent, and do their work nevertheless, each once.
+    async fn one_locked_row_fails_no_neighbour(version) {
+        let shards = Shards::start(version, 64).await;
+        let router = Router::new(shards.options());
+        let update = "UPDATE {shard}.photos SET title = title || $1 RETURNING id";
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&"b"];
+        for number in 0..64_i64 {
+            let shard = router.shard(shard(number as u16)).unwrap();
+            shard.execute(INSERT, &[&number, &"a"]).await.unwrap();
+        }
+        let warm = router.all_shards().width(1).depth(64).query(update, &params);
+        assert_eq!(failed(warm).await, (64, BTreeSet::new()));
+        let locking = shards.cluster.app(0).await;
+        let lock = "BEGIN; SELECT FROM shard_0002.photos FOR UPDATE; SELECT FROM shard_0005.photos FOR UPDATE";
+        locking.batch_execute(lock).await.unwrap();
+        let written = router.all_shards().width(1).depth(64).deadline(Duration::from_secs(20));
+        let written = written.query(update, &params);
+        let locked = BTreeSet::from([shard(2), shard(5)]);
+        assert_eq!(failed(written).await, (64, locked.clone()));
+        locking.batch_execute("ROLLBACK").await.unwrap();
+        for number in 0..64 {
+            let titles = shards.titles(usize::from(number >= 32), number).await;
+            // What was given up at the deadline may have run, as its error says.
+            let either = locked.contains(&shard(number)) && titles == ["ab"];
+            assert!(either || titles == ["abb"], "once: shard {number}: {titles:?}");
+        }
+    }
+
     /// One time limit for the whole call: shards behind a silent host, or a busy pool, wait at the
     /// same time and not one after the other.
     async fn waits_do_not_add_up(version) {

@@ -10,6 +10,8 @@ mod case;
 mod fates;
 #[path = "../../library/limits.rs"]
 mod limits;
+#[path = "../../library/mistakes.rs"]
+mod mistakes;
 #[path = "../../library/round.rs"]
 mod round;
 
