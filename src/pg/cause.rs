@@ -90,7 +90,10 @@ mod tests {
         );
         assert_eq!(causes(&error), ["no answer: closed", "os error 104"]);
         assert_eq!(chain(&error), "no answer: closed: os error 104");
-        let error = layer("lost: closed: os error 104", error.source);
+        let error = layer(
+            "lost: closed: os error 104",
+            error.source.map(|source| *source),
+        );
         assert_eq!(causes(&error), ["lost: closed: os error 104"]);
     }
 }
