@@ -348,7 +348,7 @@ on_each_version! {
         let router = Router::new(options);
         let answers: Vec<_> = router
             .all_shards()
-            .query(&Sql::reading(SLEEPS), &[])
+            .query(Sql::reading(SLEEPS), &[])
             .collect()
             .await;
         assert_eq!(answers.len(), 8);
