@@ -22,7 +22,6 @@ mod replicas;
 mod seeded;
 mod sessions;
 mod spans;
-mod truth;
 mod ways;
 mod words;
 
@@ -335,7 +334,7 @@ on_each_version! {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "shard 1 gave 0 rows where exactly one was wanted"
+            "shard 1 on host db1 gave 0 rows where exactly one was wanted, and the statement has run"
         );
     }
 

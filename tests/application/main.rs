@@ -1,0 +1,18 @@
+//! What applications write, and what they are told. A binary of its own, since it is the one that a
+//! change of the library's face needs, and is small.
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "what the tests share is more than these need"
+)]
+
+#[path = "../it/router/by_hand.rs"]
+mod by_hand;
+#[macro_use]
+#[path = "../it/support/mod.rs"]
+mod support;
+
+mod truth;
+
+const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, $2)";
