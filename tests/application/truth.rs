@@ -186,7 +186,8 @@ on_each_version! {
             settled(&shards).await;
             let after = backends(&shards).await;
             assert!(before.is_subset(&after), "connections were given up: {before:?}, {after:?}");
-            assert!(after.len() <= 2, "{after:?}");
+            // Two of the pool, two for look-ups.
+            assert!(after.len() <= 4, "{after:?}");
             assert!(shards.titles(0, 0).await.is_empty());
         }
     }
