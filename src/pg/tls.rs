@@ -4,19 +4,22 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ServerCertVerifierBuilder, WebPkiServerVerifier};
+use rustls::client::{ServerCertVerifierBuilder, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
     CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
 };
+use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::certificate;
 use super::options::{OptionsError, word};
 use super::service::home;
 
@@ -225,7 +228,10 @@ impl TlsOptions {
         let config = config
             .with_protocol_versions(&spoken)
             .map_err(TlsError::Rustls)?;
-        let roots = self.roots()?;
+        let (roots, trusted) = match self.roots()? {
+            Some((roots, trusted)) => (Some(roots), trusted),
+            None => (None, Vec::new()),
+        };
         let verified = match self.mode {
             SslMode::VerifyFull | SslMode::VerifyCa => true,
             // As libpq: a root certificate makes these verify the chain.
@@ -239,13 +245,16 @@ impl TlsOptions {
                     .ok_or(TlsError::NoRoots)?,
             );
             let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
-            let inner = self
-                .with_revoked(inner)?
-                .build()
-                .map_err(|_| TlsError::NoRoots)?;
+            let (inner, lists) = self.with_revoked(inner)?;
+            let inner = inner.build().map_err(|_| TlsError::NoRoots)?;
             Verifier {
                 provider,
                 chain: Some(inner),
+                // A list of revoked certificates would have to be looked at.
+                trusted: match lists {
+                    Lists::None => trusted,
+                    Lists::Looked => Vec::new(),
+                },
                 name: self.mode == SslMode::VerifyFull,
                 seen,
             }
@@ -253,6 +262,7 @@ impl TlsOptions {
             Verifier {
                 provider,
                 chain: None,
+                trusted: Vec::new(),
                 name: false,
                 seen,
             }
@@ -287,14 +297,14 @@ impl TlsOptions {
     fn with_revoked(
         &self,
         builder: ServerCertVerifierBuilder,
-    ) -> Result<ServerCertVerifierBuilder, TlsError> {
+    ) -> Result<(ServerCertVerifierBuilder, Lists), TlsError> {
         let standard = || {
             home()
                 .map(|home| home.join(".postgresql/root.crl"))
                 .filter(|path| path.exists())
         };
         let Some(path) = self.crl.clone().or_else(standard) else {
-            return Ok(builder);
+            return Ok((builder, Lists::None));
         };
         let revoked = |reason| TlsError::Revoked {
             path: path.clone(),
@@ -306,17 +316,19 @@ impl TlsOptions {
         if lists.is_empty() {
             return Err(revoked("it has no list".to_owned()));
         }
-        Ok(builder.with_crls(lists).enforce_revocation_expiration())
+        let builder = builder.with_crls(lists).enforce_revocation_expiration();
+        Ok((builder, Lists::Looked))
     }
 
-    /// The certificates to trust; `None` where none are named and the standard file is not there.
-    fn roots(&self) -> Result<Option<RootCertStore>, TlsError> {
+    /// The certificates to trust, and those of a file themselves; `None` where none are named and
+    /// the standard file is not there.
+    fn roots(&self) -> Result<Option<Roots>, TlsError> {
         let mut roots = RootCertStore::empty();
         let file = match (&self.root_cert, self.mode) {
             (_, SslMode::Disable) => return Ok(None),
             (RootCert::System, _) => {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-                return Ok(Some(roots));
+                return Ok(Some((roots, Vec::new())));
             }
             (RootCert::File(path), _) => path.clone(),
             (RootCert::Standard, _) => match standard_root_cert().filter(|path| path.exists()) {
@@ -324,11 +336,21 @@ impl TlsOptions {
                 None => return Ok(None),
             },
         };
-        for certificate in certificates("sslrootcert", &file)? {
-            roots.add(certificate).map_err(TlsError::Rustls)?;
+        let trusted = certificates("sslrootcert", &file)?;
+        for certificate in &trusted {
+            roots.add(certificate.clone()).map_err(TlsError::Rustls)?;
         }
-        Ok(Some(roots))
+        Ok(Some((roots, trusted)))
     }
+}
+
+/// The certificates to trust, and the same in full where a file has them.
+type Roots = (RootCertStore, Vec<CertificateDer<'static>>);
+
+/// Whether lists of revoked certificates are looked at.
+enum Lists {
+    None,
+    Looked,
 }
 
 fn standard_root_cert() -> Option<PathBuf> {
@@ -388,9 +410,21 @@ pub(super) struct Connector {
 struct Verifier {
     provider: Arc<CryptoProvider>,
     chain: Option<Arc<WebPkiServerVerifier>>,
+    /// Certificates that need no chain.
+    trusted: Vec<CertificateDer<'static>>,
     name: bool,
     /// What the server has shown.
     seen: Arc<OnceLock<CertificateDer<'static>>>,
+}
+
+impl Verifier {
+    /// Whether the server's certificate is itself among those that are trusted. The TLS library
+    /// refuses it if it may sign others, as one that `openssl req -x509` makes may; libpq takes it.
+    fn is_trusted(&self, end_entity: &CertificateDer<'_>, now: UnixTime) -> bool {
+        let now = Duration::from_secs(now.as_secs());
+        self.trusted.iter().any(|one| one == end_entity)
+            && certificate::is_valid_at(end_entity, now)
+    }
 }
 
 impl ServerCertVerifier for Verifier {
@@ -406,11 +440,24 @@ impl ServerCertVerifier for Verifier {
         let Some(chain) = &self.chain else {
             return Ok(ServerCertVerified::assertion());
         };
-        match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
+        let verdict = chain.verify_server_cert(end_entity, intermediates, server_name, ocsp, now);
+        let verdict = match verdict {
+            Err(Error::InvalidCertificate(CertificateError::Other(_)))
+                if self.is_trusted(end_entity, now) =>
+            {
+                ParsedCertificate::try_from(end_entity)
+                    .and_then(|parsed| verify_server_name(&parsed, server_name))
+                    .map(|()| ServerCertVerified::assertion())
+            }
+            verdict => verdict,
+        };
+        match verdict {
             // The chain is checked before the name, so a wrong name says that the chain is right.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) if !self.name => Ok(ServerCertVerified::assertion()),
+            )) if !self.name || certificate::is_named(end_entity, server_name) => {
+                Ok(ServerCertVerified::assertion())
+            }
             verdict => verdict,
         }
     }

@@ -487,6 +487,25 @@ on_each_version! {
         );
     }
 
+    /// A certificate that is its own authority, as PostgreSQL's manual makes one, is trusted where
+    /// it is the root certificate, and nowhere else; its common name is the server's.
+    async fn a_certificate_that_signed_itself_is_trusted_as_by_libpq(version) {
+        let world = World::start(version).await;
+        let itself = world.sign_itself("localhost").await;
+        for (name, mode, root, fits) in [
+            ("localhost", "verify-ca", &itself, true),
+            ("localhost", "verify-full", &itself, true),
+            ("db.example", "verify-ca", &itself, true),
+            ("db.example", "verify-full", &itself, false),
+            ("localhost", "verify-ca", &world.stranger, false),
+            ("localhost", "verify-full", &world.authority, false),
+        ] {
+            let keys = format!("sslmode={mode} sslrootcert={}", root.display());
+            let outcome = world.connect(name, &keys).await;
+            assert_eq!(outcome.is_ok(), fits, "{name} {keys}: {outcome:?}");
+        }
+    }
+
     /// A handshake without the request before it, which servers from 17 on take, and versions of
     /// TLS.
     async fn handshakes(version) {

@@ -126,6 +126,35 @@ impl World {
         self.revoked("revoked.crl", &[SERIAL])
     }
 
+    /// Gives the server a certificate as PostgreSQL's manual makes one: it is signed by itself, may
+    /// sign others, and has a common name only. Returns its file once the server shows it.
+    pub(super) async fn sign_itself(&self, common_name: &str) -> PathBuf {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, common_name);
+        let certificate = params.self_signed(&key).unwrap().pem();
+        let data = self.server().data_directory();
+        give(&data, "server.crt", &certificate);
+        give(&data, "server.key", &key.serialize_pem());
+        superuser(self.server())
+            .await
+            .execute("SELECT pg_reload_conf()", &[])
+            .await
+            .unwrap();
+        let file = write(&self.cluster, "itself.pem", &certificate);
+        let former = format!("sslmode=verify-ca sslrootcert={}", self.authority.display());
+        for _ in 0..200 {
+            if self.connect("localhost", &former).await.is_err() {
+                return file;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+        }
+        panic!("the server shows its former certificate");
+    }
+
     /// A certificate for a role, and its key, signed by one of the two; as parameters of a
     /// connection string.
     pub(super) fn client(&self, role: &str, issuer: usize) -> String {
