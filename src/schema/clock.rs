@@ -3,7 +3,7 @@
 //! Invariant: it stays cheap with thousands of shards, and takes no more than a small part of the
 //! host's locks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -28,6 +28,9 @@ pub struct ClockFacts {
     /// The shards that the host owns, with the milliseconds by which their IDs are ahead of the
     /// host's clock; negative, as is usual, if they are behind.
     pub ids_ahead_ms: BTreeMap<ShardId, i64>,
+    /// The shards that the host owns and whose sequences of IDs have never been called: they make
+    /// no ID.
+    pub ids_unset: BTreeSet<ShardId>,
 }
 
 /// How often the clock is read; the reading with the shortest round trip counts.
@@ -83,6 +86,7 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
         within_ms: (took / 2000) as i64 + 2,
         now: Timestamp::from_millisecond(theirs).unwrap_or(Timestamp::MAX),
         ids_ahead_ms: BTreeMap::new(),
+        ids_unset: BTreeSet::new(),
     };
     let Some((control, cluster)) = facts
         .control
@@ -113,8 +117,12 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
                 .try_get(0)
                 .and_then(|shard| Ok((shard, row.try_get(1)?)))
                 .map_err(failed)?;
-            if let (Ok(shard), Some(ahead)) = (ShardId::try_from(shard), ahead) {
-                clock.ids_ahead_ms.insert(shard, ahead);
+            let Ok(shard) = ShardId::try_from(shard) else {
+                continue;
+            };
+            match ahead {
+                Some(ahead) => _ = clock.ids_ahead_ms.insert(shard, ahead),
+                None => _ = clock.ids_unset.insert(shard),
             }
         }
     }
@@ -167,6 +175,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
             }
         }
         ids_ahead(findings, host, clock);
+        ids_unset(findings, host, clock);
     }
     if let [first, second] = clocks[..] {
         of_two(findings, first, second);
@@ -222,6 +231,29 @@ fn of_two(
     let remedy = "have the one that is off set by NTP; IDs stay unique meanwhile, but do not sort \
                   by time across shards";
     findings.add(Severity::Warning, "clock_off", None, what, remedy);
+}
+
+/// Shards that make no ID, since their sequences were never called: the server was filled by logical
+/// replication, or by a dump of the schema, which have no values of sequences. IDs go on from the
+/// clock.
+fn ids_unset(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
+    for shard in &clock.ids_unset {
+        let what = "its sequences of IDs were never called, as after logical replication: inserts \
+            that need an ID fail";
+        let remedy = format!(
+            "as the owner, once nothing else takes writes for the shard: SELECT \
+                setval(format('%I.id_ticket', schema_name), 0), setval(format('%I.id_offset', \
+                schema_name), 0) FROM pgshard.shard WHERE shard_id = {shard}"
+        );
+        findings.add_shard(
+            Severity::Error,
+            "ids_unset",
+            Some(host),
+            *shard,
+            what,
+            remedy,
+        );
+    }
 }
 
 /// Shards whose IDs are ahead of their host's clock: for a temporary reason, or so far that they
@@ -308,6 +340,7 @@ mod tests {
                 within_ms: 5,
                 now,
                 ids_ahead_ms: ids,
+                ids_unset: BTreeSet::new(),
             };
             facts.as_mut().unwrap().clock = Some(clock);
         }

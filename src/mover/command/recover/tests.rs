@@ -60,6 +60,7 @@ fn facts(words: [&str; 3], clocks: [i64; 3], ids_ahead: i64) -> Facts {
             within_ms: 5,
             now,
             ids_ahead_ms,
+            ids_unset: Default::default(),
         });
     }
     let server = (first != "empty").then_some(ServerSaid {
