@@ -159,7 +159,7 @@ def told(name: str, cause: psycopg.Error, again_in: float | None = None) -> psyc
     words = " ".join(str(cause).split())
     text = words if isinstance(cause, WrongServer) else f"host {name} is out of reach: {words}"
     if again_in is not None:
-        text = f"{text} (it is tried again in {again_in:.1f} s)"
+        text = f"{text} (it is not tried again yet)"
     error = (WrongServer if isinstance(cause, WrongServer) else HostUnreachable)(text)
     error.__cause__ = cause
     return error

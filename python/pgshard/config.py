@@ -21,6 +21,7 @@ from .errors import ConfigError
 from .hosts import Host, read_conninfo
 from .keys import SHARDS_MAX, KeyKind
 from .map import ShardMap, is_host_name
+from .password_command import PasswordCommand
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +45,7 @@ _HOST_KEYS = (
     "url",
     "password_env",
     "password_file",
+    "password_command",
     "pool_size",
     "router_url",
     "prepare",
@@ -373,13 +375,18 @@ class _Reader:
         size = entry.number("pool_size")
         if size is not None and not 1 <= size <= 1000:
             entry.add("pool_size", f"pool_size must be 1 to 1000, not {size}: the default is 16")
-        env, file = self.password(entry)
+        password = self.password(entry)
         server = None if url is None else self.conninfo(entry, "url", url)
         pooler = server if router_url is None else self.conninfo(entry, "router_url", router_url)
         if server is None or pooler is None:
             return None
         return Host(
-            name, pooler, server, env, file, 16 if size is None else size, own_prepare == "named"
+            name,
+            pooler,
+            server,
+            pool_size=16 if size is None else size,
+            named=own_prepare == "named",
+            **password,
         )
 
     def conninfo(self, entry: _Section, key: str, text: str) -> Mapping[str, str] | None:
@@ -389,17 +396,39 @@ class _Reader:
             return None
         return found
 
-    def password(self, entry: _Section) -> tuple[str | None, Path | None]:
+    def password(self, entry: _Section) -> dict[str, Any]:
         env, file = entry.text("password_env"), entry.text("password_file")
+        command = entry.get("password_command", list, "a list of strings, the program first")
         for key, value in (("password_env", env), ("password_file", file)):
             if value == "":
                 entry.add(key, f"{key} is empty: leave it out")
-        if env is not None and file is not None:
+        if command is not None and not (
+            command and command[0] and all(isinstance(one, str) for one in command)
+        ):
+            # The arguments are not shown: one may be a secret.
             entry.add(
-                "password_file",
-                "it stands beside password_env: a password has one source, take out one",
+                "password_command",
+                'it is a list of strings, the program first: ["program", "argument"]; a shell runs '
+                'only if it is the program: ["sh", "-c", "…"]',
             )
-        return env, None if file is None else self.folder / file
+            command = None
+        sources = [
+            key
+            for key in ("password_env", "password_file", "password_command")
+            if key in entry.table
+        ]
+        if len(sources) > 1:
+            entry.add(
+                sources[1],
+                f"it stands beside {sources[0]}: a password has one source, take out one",
+            )
+        return {
+            "password_env": env,
+            "password_file": None if file is None else self.folder / file,
+            "password_command": (
+                None if command is None else PasswordCommand(tuple(command), self.folder)
+            ),
+        }
 
     def map(
         self, section: _Section, shards: int | None, hosts: list[str] | None
@@ -442,13 +471,22 @@ class _Reader:
                     'it stands beside store = "postgres": the map is in the database, take it out',
                 )
         section.only(
-            ["store", "url", "password_env", "password_file", "cache", "version", "placement"]
+            [
+                "store",
+                "url",
+                "password_env",
+                "password_file",
+                "password_command",
+                "cache",
+                "version",
+                "placement",
+            ]
         )
         url = section.text("url", "add the url of the database that keeps the map")
-        env, file = self.password(section)
+        password = self.password(section)
         cache = section.text("cache")
         conninfo = None if url is None else self.conninfo(section, "url", url)
         if conninfo is None:
             return None
-        database = Host("map", conninfo, conninfo, env, file, 1, False)
+        database = Host("map", conninfo, conninfo, pool_size=1, named=False, **password)
         return MapStore(database, None if cache is None else self.folder / cache)

@@ -12,7 +12,7 @@ import psycopg
 
 from .circuit import is_unreachable, told
 from .errors import WrongServer
-from .hosts import Host
+from .hosts import LOGIN_AGAIN, Host
 from .lookout import look_out
 from .reach import Linked, NoAnswer, own_records, reach
 
@@ -100,7 +100,7 @@ def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     errors: list[psycopg.Error] = []
     for index in [*range(first, len(attempts)), *range(first)]:
         try:
-            return _admitted(host, index, reach(attempts[index]))
+            return _admitted(host, index, _reach(host, attempts[index]))
         except psycopg.Error as error:
             errors.append(error)
     raise _told(host, errors)
@@ -108,7 +108,7 @@ def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> Linked:
 
 def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     """Asks all addresses, because the first in the text may be a former primary."""
-    fitting, errors = _ask_all(attempts)
+    fitting, errors = _ask_all(host, attempts)
     fitting.sort(
         key=lambda pair: (
             host.known.refusal(pair[1].server) is not None,
@@ -141,7 +141,20 @@ def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     raise _told(host, errors)
 
 
+def _reach(host: Host, args: dict[str, Any]) -> Linked:
+    """Connects to one address. A login that is refused is tried once more."""
+    try:
+        return reach(args)
+    except psycopg.OperationalError as error:
+        if not host.reads_again(error):
+            raise
+    time.sleep(LOGIN_AGAIN)
+    password = host.password()
+    return reach({**args, **({} if password is None else {"password": password})})
+
+
 def _ask_all(
+    host: Host,
     attempts: list[dict[str, Any]],
 ) -> tuple[list[tuple[int, Linked]], list[psycopg.Error]]:
     answers: queue.SimpleQueue[tuple[int, Linked | psycopg.Error]] = queue.SimpleQueue()
@@ -149,7 +162,7 @@ def _ask_all(
 
     def ask(index: int) -> None:
         try:
-            answers.put((index, reach(attempts[index])))
+            answers.put((index, _reach(host, attempts[index])))
         except psycopg.Error as error:
             answers.put((index, error))
         except Exception as error:  # noqa: BLE001 # an address that cannot be used, whatever the reason

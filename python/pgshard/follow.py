@@ -20,6 +20,7 @@ import psycopg
 
 from .config import Config, MapStore
 from .errors import ConfigError
+from .hosts import LOGIN_AGAIN
 from .map import ShardMap, is_host_name
 
 if sys.version_info >= (3, 11):
@@ -142,7 +143,7 @@ class DatabaseFollower:
         failures = 0
         while self._directory() is not None:
             try:
-                with psycopg.connect(**_connect_args(self._store)) as connection:
+                with _connect(self._store) as connection:
                     # This comes before the map is read, so that a map that is published in between
                     # is not missed.
                     connection.execute("LISTEN pgshard_map")
@@ -200,12 +201,20 @@ def load_map(config: Config) -> ShardMap:
     return map
 
 
-def _connect_args(store: MapStore) -> dict[str, Any]:
-    return {**store.database.connect_args(), "autocommit": True, "application_name": "pgshard map"}
+def _connect(store: MapStore) -> psycopg.Connection[Any]:
+    """Connects to the map's database. A login that is refused is tried once more."""
+    options: dict[str, Any] = {"autocommit": True, "application_name": "pgshard map"}
+    try:
+        return psycopg.connect(**{**store.database.connect_args(), **options})
+    except psycopg.OperationalError as error:
+        if not store.database.reads_again(error):
+            raise
+    time.sleep(LOGIN_AGAIN)
+    return psycopg.connect(**{**store.database.connect_args(), **options})
 
 
 def _from_database(store: MapStore, shards: int) -> ShardMap:
-    with psycopg.connect(**_connect_args(store)) as connection:
+    with _connect(store) as connection:
         return _fetch(connection, store, shards)
 
 

@@ -15,8 +15,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from .circuit import Circuit
 from .errors import ConfigError
 from .identity import Known
+from .password_command import PasswordCommand, PasswordCommandError
 
 _FORM = 'write postgres://user@address:5432/database or "host=address dbname=database user=user"'
+LOGIN_AGAIN = 0.25
+"""How many seconds are waited before a login that was refused is tried once more."""
 _FILES = ("passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
@@ -34,6 +37,7 @@ class Host:
     `router_url`."""
     password_env: str | None = None
     password_file: Path | None = None
+    password_command: PasswordCommand | None = field(default=None, repr=False)
     pool_size: int = 16
     """How many connections an application's process opens to it at most, besides those for
     look-ups."""
@@ -83,7 +87,9 @@ class Host:
 
     def attempts(self) -> list[dict[str, Any]]:
         """The same arguments for each address, in the order of the text. Raises `ConfigError`."""
-        args = self.connect_args()
+        return self._each_address(self.connect_args())
+
+    def _each_address(self, args: dict[str, Any]) -> list[dict[str, Any]]:
         if "service" in args:
             return [args]
         lists = {key: args[key].split(",") for key in ("host", "hostaddr", "port") if key in args}
@@ -100,7 +106,7 @@ class Host:
         """`address:port` of one of the addresses, for messages."""
         if "service" in self.params:
             return self.address
-        args = self.attempts()[index]
+        args = self._each_address(dict(self.params))[index]
         return f"{args.get('host') or args.get('hostaddr')}:{args.get('port') or '5432'}"
 
     @property
@@ -119,6 +125,17 @@ class Host:
             "", **{key: value for key, value in self.server.items() if key != "password"}
         )
 
+    def reads_again(self, error: psycopg.Error) -> bool:
+        """Whether the server refused a login with a password that may be another by now. Then one
+        more try is worth it, after `LOGIN_AGAIN` seconds and with the password read again: while a
+        password is changed, the server and its source differ for a moment."""
+        refused = error.pgconn is not None and error.pgconn.used_password
+        if not refused or self.password_env is not None or "password" in self.params:
+            return False
+        if self.password_command is not None:
+            self.password_command.forget()
+        return True
+
     def password(self) -> str | None:
         """The password, if the config has one. Otherwise libpq looks for one by itself."""
         return self._password().get("password") or self.params.get("password")
@@ -133,6 +150,11 @@ class Host:
                     [f"the environment variable {self.password_env} for the password is not set"],
                 )
             return {"password": password}
+        if self.password_command is not None:
+            try:
+                return {"password": self.password_command.read()}
+            except PasswordCommandError as error:
+                raise ConfigError(place, [str(error)]) from None
         if self.password_file is not None:
             try:
                 lines = self.password_file.read_text(encoding="utf-8").splitlines()

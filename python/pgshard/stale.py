@@ -136,15 +136,15 @@ def pause(waited: float, chance: float) -> float:
 
 
 _WORD = re.compile(r"--[^\n\r]*|/\*|\w+|.", re.DOTALL)
-_ONCE = {"CALL", "DO", "VACUUM", "CLUSTER"}
+_ONCE = {"CALL", "DO", "VACUUM", "CLUSTER", "REPACK"}
 _MAYBE_CONCURRENTLY = {"CREATE", "DROP", "REINDEX", "ALTER", "REFRESH"}
 
 
 def repeatable(sql: str) -> bool:
     """Whether nothing of this statement can stay if it fails, so that it may run again.
 
-    That is not certain for CALL, DO, VACUUM, CLUSTER and anything CONCURRENTLY: these can commit in
-    the middle.
+    That is not certain for CALL, DO, VACUUM, CLUSTER, REPACK and anything CONCURRENTLY: these can
+    commit in the middle.
     """
     first = None
     at = 0

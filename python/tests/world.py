@@ -62,6 +62,13 @@ class World:
         )
         control(data, "reload")
 
+    def rule(self, host: str, line: str) -> None:
+        """Puts a line before all others of the host's pg_hba.conf."""
+        data = self.server(host)
+        file = data / "pg_hba.conf"
+        file.write_text(f"{line}\n{file.read_text()}")
+        control(data, "reload")
+
     def command(self, *args: str) -> tuple[list[str], dict[str, str]]:
         """A command line of pgshard and its environment."""
         env = {**os.environ, "PGSHARD_PG_BIN": programs(VERSION), "PGSHARD_CONFIG": str(self.path)}

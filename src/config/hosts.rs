@@ -7,7 +7,7 @@ use std::path::Path;
 use super::rebalance::{HOST_KEYS, read_limits};
 use super::router::read_prepare;
 use crate::map::{HostLimits, HostName};
-use crate::pg::{ConnectOptions, OptionsError, Password};
+use crate::pg::{ConnectOptions, OptionsError, Password, PasswordCommand};
 use crate::router::PrepareMode;
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
@@ -132,6 +132,7 @@ fn read_host<'t>(
         "url",
         "password_env",
         "password_file",
+        "password_command",
         "pool_size",
         "router_url",
         "prepare",
@@ -261,23 +262,47 @@ pub(super) fn read_password(
     };
     let variable = given("password_env", findings);
     let file = given("password_file", findings);
-    match (variable, file) {
-        (None, None) => None,
-        (Some((_, name)), None) => Some(Password::Env(name.to_owned())),
-        (None, Some((_, path))) => Some(Password::File(path.into())),
-        (Some((variable, _)), Some((file, _))) => {
-            let (first, second) = if variable.at().start < file.at().start {
-                (variable, file)
-            } else {
-                (file, variable)
-            };
-            let place = findings.place_text(first.key_at().start);
-            let message = format!("{} beside {} (at {place})", second.name(), first.name());
-            let hint = "a password has one source: take out one of the two".to_owned();
-            findings.add_unshown(&second.key_at(), message, Some(hint));
-            None
-        }
+    let command = section.get("password_command");
+    let args = command
+        .as_ref()
+        .and_then(|entry| read_command(entry, findings));
+    let mut sources: Vec<Entry<'_>> = [&variable, &file]
+        .into_iter()
+        .flatten()
+        .map(|(entry, _)| entry.clone())
+        .chain(command)
+        .collect();
+    sources.sort_by_key(|entry| entry.at().start);
+    if let [first, second, ..] = &sources[..] {
+        let place = findings.place_text(first.key_at().start);
+        let message = format!("{} beside {} (at {place})", second.name(), first.name());
+        let hint = "a password has one source: take out one of the two".to_owned();
+        findings.add_unshown(&second.key_at(), message, Some(hint));
+        return None;
     }
+    match (variable, file, args) {
+        (Some((_, name)), ..) => Some(Password::Env(name.to_owned())),
+        (_, Some((_, path)), _) => Some(Password::File(path.into())),
+        (.., Some(args)) => Some(Password::Command(PasswordCommand::new(args))),
+        (None, None, None) => None,
+    }
+}
+
+/// A program and its arguments. They are not shown: one may be a secret.
+fn read_command(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<Vec<String>> {
+    let args: Option<Vec<String>> = entry.as_array().and_then(|list| {
+        list.iter()
+            .map(|one| one.get_ref().as_str().map(str::to_owned))
+            .collect()
+    });
+    let args = args.filter(|args| args.first().is_some_and(|program| !program.is_empty()));
+    if args.is_none() {
+        let message = "password_command must be a list of strings, the program first".to_owned();
+        let hint = "write password_command = [\"program\", \"argument\"]; a shell runs only if it \
+            is the program: [\"sh\", \"-c\", \"…\"]";
+        findings.add_unshown(&entry.at(), message, Some(hint.to_owned()));
+    }
+    args
 }
 
 /// The keys of a connection string that a misspelt key may have meant.

@@ -115,6 +115,7 @@ fn read_postgres(
             "url",
             "password_env",
             "password_file",
+            "password_command",
             "cache",
             "version",
             "placement",

@@ -657,7 +657,7 @@ fn configured(config: &Path, name: &HostName) -> Option<Configured> {
         .get(name.as_str())?
         .get_ref();
     let options = ConnectOptions::parse(host.get("url")?.get_ref().as_str()?).ok()?;
-    let beside = ["password_env", "password_file"]
+    let beside = ["password_env", "password_file", "password_command"]
         .iter()
         .any(|key| host.get(*key).is_some());
     let has_password = beside || *options.password() != Password::Standard;

@@ -21,6 +21,7 @@ use super::guard::Statements;
 use super::identity::{self, Impostor, Record, Seen, Server};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
+use super::state::{LOGIN_AGAIN, is_refused_login};
 use super::tls::TlsError;
 use super::vitals::{Vitals, Watch};
 
@@ -158,6 +159,16 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether the server refused who connects.
+    fn is_refused_login(&self) -> bool {
+        match self {
+            ConnectError::Refused { source, .. } => source
+                .code()
+                .is_some_and(|code| is_refused_login(code.code())),
+            _ => false,
+        }
+    }
+
     /// Whether a server is there and does not let this login in: its user, its password, its
     /// database. A server that is down says nothing.
     pub fn is_login_refused(&self) -> bool {
@@ -418,6 +429,21 @@ impl ConnectOptions {
         index: usize,
         opening: Opening<'_>,
     ) -> Result<Connection, ConnectError> {
+        match self.reach_once(index, opening.clone()).await {
+            Err(error) if error.is_refused_login() && self.password.may_change() => {
+                self.password.forget();
+                tokio::time::sleep(LOGIN_AGAIN).await;
+                self.reach_once(index, opening).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn reach_once(
+        &self,
+        index: usize,
+        opening: Opening<'_>,
+    ) -> Result<Connection, ConnectError> {
         let Opening {
             application_name,
             search_path,
@@ -438,7 +464,7 @@ impl ConnectOptions {
             database: self.database(),
             user: self.user(),
         };
-        let password = self.password.read(&wanted);
+        let password = self.password.fetch(&wanted).await;
         if let Some(password) =
             password.map_err(|source| ConnectError::Password { to: to(), source })?
         {

@@ -174,7 +174,7 @@ impl ConnectOptions {
                 variables.push(name(path));
                 return Ok(None);
             }
-            Password::Given(_) | Password::Env(_) | Password::File(_) => {
+            Password::Given(_) | Password::Env(_) | Password::File(_) | Password::Command(_) => {
                 self.password.read(&wanted)?
             }
         };

@@ -277,6 +277,9 @@ impl ConnectOptions {
         if let Password::File(file) | Password::Passfile(file) = &mut self.password {
             *file = folder.join(&*file);
         }
+        if let Password::Command(command) = &mut self.password {
+            command.below(folder);
+        }
         self
     }
 

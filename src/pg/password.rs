@@ -1,9 +1,10 @@
-//! Where a password comes from: an environment variable, a file, `~/.pgpass` or the URL. It is
-//! never shown.
+//! Where a password comes from: an environment variable, a file, a program, `~/.pgpass` or the URL.
+//! It is never shown.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::password_command::PasswordCommand;
 use super::service::home;
 
 /// A source of a password. It is read again for every connection, so that a rotated password needs
@@ -20,6 +21,8 @@ pub enum Password {
     /// `passfile` of a connection string: as [`Password::Standard`], with this file, which must be
     /// there, instead of `~/.pgpass`.
     Passfile(PathBuf),
+    /// The first line that this program prints.
+    Command(PasswordCommand),
     /// Given in the URL.
     Given(String),
 }
@@ -31,6 +34,7 @@ impl fmt::Debug for Password {
             Password::Env(name) => f.debug_tuple("Env").field(name).finish(),
             Password::File(path) => f.debug_tuple("File").field(path).finish(),
             Password::Passfile(path) => f.debug_tuple("Passfile").field(path).finish(),
+            Password::Command(command) => command.fmt(f),
             Password::Given(_) => f.write_str("Given(..)"),
         }
     }
@@ -54,6 +58,17 @@ pub enum PasswordError {
         /// Why not.
         source: std::io::Error,
     },
+    /// The program of `password_command` gave none.
+    #[error("the password command {program:?} {why}")]
+    Command {
+        /// The program.
+        program: String,
+        /// Why not.
+        why: String,
+    },
+    /// The program was not waited for: the process ends.
+    #[error("the password was not read to its end")]
+    Interrupted,
     /// libpq refuses a file that others can read; so do we.
     #[error("{} can be read by others: chmod 600 it", path.display())]
     Exposed {
@@ -71,9 +86,33 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Password {
+    /// As [`read`](Password::read), without blocking who else runs in this thread.
+    pub(crate) async fn fetch(&self, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
+        let Password::Command(command) = self else {
+            return self.read(wanted);
+        };
+        let command = command.clone();
+        tokio::task::spawn_blocking(move || command.read().map(Some))
+            .await
+            .unwrap_or(Err(PasswordError::Interrupted))
+    }
+
+    /// Whether it may be another one when it is read again.
+    pub(crate) fn may_change(&self) -> bool {
+        !matches!(self, Password::Given(_) | Password::Env(_))
+    }
+
+    /// Notes that a server has refused it.
+    pub(crate) fn forget(&self) {
+        if let Password::Command(command) = self {
+            command.forget();
+        }
+    }
+
     pub(crate) fn read(&self, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
         match self {
             Password::Given(password) => Ok(Some(password.clone())),
+            Password::Command(command) => command.read().map(Some),
             Password::Env(name) => match std::env::var(name) {
                 Ok(password) => Ok(Some(password)),
                 Err(_) => Err(PasswordError::Env { name: name.clone() }),

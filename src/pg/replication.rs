@@ -22,6 +22,7 @@ use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
 use super::require_auth::Asked;
 use super::socket::Socket;
+use super::state::{LOGIN_AGAIN, is_refused_login};
 use super::tls::{SslMode, TlsError};
 use super::vitals::{LOOKS, Patience, Sign, look};
 
@@ -160,7 +161,17 @@ impl ConnectOptions {
         for index in self.order() {
             let limit = self.connect_timeout() * 2;
             let opened = async {
-                let mut connection = self.replicate_with(index, application_name).await?;
+                let mut connection = match self.replicate_with(index, application_name).await {
+                    Err(error)
+                        if error.code().is_some_and(is_refused_login)
+                            && self.password.may_change() =>
+                    {
+                        self.password.forget();
+                        tokio::time::sleep(LOGIN_AGAIN).await;
+                        self.replicate_with(index, application_name).await?
+                    }
+                    opened => opened?,
+                };
                 self.check_primary(index, &mut connection).await?;
                 Ok(connection)
             };
@@ -336,14 +347,16 @@ impl Replication {
             to: to.clone(),
             source,
         };
-        let password = || {
-            let wanted = Wanted {
-                host,
-                port: options.port(index),
-                database: options.database(),
-                user: options.user(),
-            };
-            let read = options.password.read(&wanted);
+        let wanted = Wanted {
+            host,
+            port: options.port(index),
+            database: options.database(),
+            user: options.user(),
+        };
+        let mut read = Some(options.password.fetch(&wanted).await);
+        let mut password = || {
+            let read = read.take();
+            let read = read.ok_or_else(|| unsupported("the server asks for the password twice"))?;
             read.map_err(|source| ReplicationError::Password {
                 to: to.clone(),
                 source,

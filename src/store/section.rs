@@ -18,6 +18,7 @@ pub(crate) struct Section<'t> {
 }
 
 /// A key of a section and what stands there.
+#[derive(Clone)]
 pub(crate) struct Entry<'t> {
     /// The name as messages say it: `map.version`.
     path: String,

@@ -8,6 +8,7 @@ With pytest-django no setting is needed: `pgshard.django.pytest_plugin` does the
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -138,6 +139,12 @@ def _write(made: TestShards, number: int) -> Path:
         lines.append(f'password_env = "{made.host.password_env}"')
     if made.host.password_file is not None:
         lines.append(f'password_file = "{made.host.password_file.absolute()}"')
+    if made.host.password_command is not None:
+        program, *args = made.host.password_command.args
+        if "/" in program:
+            program = str((made.host.password_command.folder / program).absolute())
+        # A list of JSON strings is one of TOML, too.
+        lines.append(f"password_command = {json.dumps([program, *args])}")
     lines += ["[map]", "version = 1", "[map.placement]", f'test = "0-{SHARDS - 1}"', ""]
     path = made.folder / f"pgshard-{number}.toml"
     path.write_text("\n".join(lines), encoding="utf-8")

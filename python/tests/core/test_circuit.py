@@ -55,7 +55,7 @@ def test_a_host_that_refuses_is_tried_seldom_and_used_again(world, tmp_path, ope
         connect(host)
     assert host.circuit.is_open
     for _ in range(200):
-        with pytest.raises(HostUnreachable, match=r"refused.* \(it is tried again in \d\.\d s\)"):
+        with pytest.raises(HostUnreachable, match=r"refused.* \(it is not tried again yet\)"):
             connect(host)
     # In 200 calls: the first one, and tries that were at least 75 ms apart.
     assert len(opened) < 100
