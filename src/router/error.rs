@@ -281,7 +281,7 @@ pub enum Error {
         source: Cause,
     },
     /// The shard stayed closed, or its hosts disagreed about it, for longer than the router waits.
-    #[error("shard {shard} was not available for {waited_ms} ms (last on host {host}: {reason})")]
+    #[error("shard {shard} was not available in time (last on host {host}: {reason})")]
     ShardUnavailable {
         /// The shard.
         shard: ShardId,

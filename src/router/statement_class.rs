@@ -10,7 +10,7 @@ pub(super) enum StatementClass {
     Write,
     /// Leaves something behind in the session: SET, LISTEN, CREATE (TEMP), … All or nothing too.
     Session,
-    /// Can commit before its end, or work outside a transaction: CALL, DO, VACUUM, … CONCURRENTLY.
+    /// Can commit before its end, or work outside a transaction: CALL, DO, VACUUM, REPACK, … CONCURRENTLY.
     Once,
     /// SAVEPOINT, RELEASE.
     Savepoint,
@@ -35,7 +35,7 @@ impl StatementClass {
                 Some("LOCAL" | "TRANSACTION" | "CONSTRAINTS") => StatementClass::Write,
                 _ => StatementClass::Session,
             },
-            "CALL" | "DO" | "VACUUM" | "CLUSTER" => StatementClass::Once,
+            "CALL" | "DO" | "VACUUM" | "CLUSTER" | "REPACK" => StatementClass::Once,
             "CREATE" | "DROP" | "REINDEX" | "ALTER" | "REFRESH"
                 if words.any(|word| word == "CONCURRENTLY") =>
             {
@@ -144,6 +144,12 @@ mod tests {
             ("/* COMMIT */ do $$ begin end $$", StatementClass::Once),
             ("DO$$ begin end $$", StatementClass::Once),
             ("VACUUM", StatementClass::Once),
+            ("REPACK (CONCURRENTLY) t", StatementClass::Once),
+            (
+                "INSERT INTO t VALUES (1) ON CONFLICT (a) DO SELECT FOR UPDATE RETURNING *",
+                StatementClass::Write,
+            ),
+            ("WAIT FOR LSN '0/1'", StatementClass::Session),
             ("CREATE INDEX CONCURRENTLY ON t (a)", StatementClass::Once),
             ("CREATE INDEX ON t (a)", StatementClass::Session),
             ("begin", StatementClass::Control),

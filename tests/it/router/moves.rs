@@ -578,8 +578,7 @@ on_each_version! {
             let words = error.to_string();
             assert!(
                 words.starts_with(
-                    "shard 1 was not available for \
-                    "
+                    "shard 1 was not available in time"
                 ) && words.contains("last on host db1"),
                 "{words}"
             );
