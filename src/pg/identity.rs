@@ -111,6 +111,14 @@ pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_rea
     pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()), \
     pg_catalog.pg_backend_pid()";
 
+/// The same without the time of the start: two addresses that lead to one server are then told
+/// apart by their identities only.
+const WHO_UNSTARTED: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
+    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN \
+    pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
+    (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
+    0::pg_catalog.float8, pg_catalog.pg_backend_pid()";
+
 /// Asks a server that refuses [`WHO`] at least whether it takes writes.
 const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
 
@@ -124,43 +132,42 @@ const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline 
 /// # Errors
 /// When the connection is lost, or the server does not even say whether it takes writes.
 pub(super) async fn ask(client: &Client) -> Result<Said, tokio_postgres::Error> {
-    match client.query_typed(WHO, &[]).await {
-        Ok(rows) => {
-            let row = rows.first();
-            let file: Option<&str> = row.and_then(|row| row.try_get(1).ok().flatten());
-            let system = row.and_then(|row| row.try_get(2).ok());
-            let identity = system.map(|system| Identity {
-                system,
-                timeline: file.and_then(timeline),
-            });
-            let started = row.and_then(|row| row.try_get(3).ok()).unwrap_or_default();
-            let process = row.and_then(|row| row.try_get(4).ok()).unwrap_or_default();
-            Ok(Said {
-                server: Server {
-                    identity,
-                    read_only: row.is_some_and(is_read_only),
-                    started,
-                },
-                process,
-            })
+    for who in [WHO, WHO_UNSTARTED] {
+        match client.query_typed(who, &[]).await {
+            Ok(rows) => return Ok(said(rows.first())),
+            Err(error)
+                if error
+                    .as_db_error()
+                    .is_some_and(|error| !ends_the_connection(error)) => {}
+            Err(error) => return Err(error),
         }
-        Err(error)
-            if error
-                .as_db_error()
-                .is_some_and(|error| !ends_the_connection(error)) =>
-        {
-            let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
-            let read_only = rows.first().is_some_and(is_read_only);
-            Ok(Said {
-                server: Server {
-                    identity: None,
-                    read_only,
-                    started: 0.0,
-                },
-                process: 0,
-            })
-        }
-        Err(error) => Err(error),
+    }
+    let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
+    Ok(Said {
+        server: Server {
+            identity: None,
+            read_only: rows.first().is_some_and(is_read_only),
+            started: 0.0,
+        },
+        process: 0,
+    })
+}
+
+/// The answer to [`WHO`].
+fn said(row: Option<&Row>) -> Said {
+    let file: Option<&str> = row.and_then(|row| row.try_get(1).ok().flatten());
+    let system = row.and_then(|row| row.try_get(2).ok());
+    let identity = system.map(|system| Identity {
+        system,
+        timeline: file.and_then(timeline),
+    });
+    Said {
+        server: Server {
+            identity,
+            read_only: row.is_some_and(is_read_only),
+            started: row.and_then(|row| row.try_get(3).ok()).unwrap_or_default(),
+        },
+        process: row.and_then(|row| row.try_get(4).ok()).unwrap_or_default(),
     }
 }
 

@@ -11,8 +11,11 @@ mod activity;
 mod binding;
 mod cancel;
 pub mod cause;
+mod certificate;
 mod connect;
 mod conninfo;
+#[cfg(feature = "ops")]
+pub(crate) mod decoding;
 mod driver;
 #[cfg(all(any(test, fuzzing), feature = "ops"))]
 pub(crate) mod fuzz;
@@ -24,6 +27,7 @@ mod libpq;
 mod lookout;
 mod options;
 mod password;
+mod password_command;
 mod quote;
 #[cfg(feature = "ops")]
 mod replication;
@@ -48,6 +52,7 @@ pub use libpq::LibpqEnvironment;
 pub(crate) use lookout::Lookout;
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
+pub use password_command::PasswordCommand;
 #[cfg(feature = "ops")]
 pub(crate) use quote::do_block;
 pub use quote::{quote_ident, quote_literal};

@@ -39,6 +39,29 @@ pub fn is_transient(code: &SqlState) -> bool {
     ) || code.code().starts_with("08")
 }
 
+/// Whether the server refused a question because it does not provide a function in it, or not to
+/// this role: some services have taken functions away, and others have made them fail.
+#[cfg(feature = "ops")]
+pub(crate) fn is_not_provided(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|refused| {
+        let code = refused.code().code();
+        !ends_the_connection(refused)
+            && ["42", "0A", "55000", "XX"]
+                .iter()
+                .any(|class| code.starts_with(class))
+    })
+}
+
+/// Whether the server refused who connects, by this SQLSTATE: the password may have changed in the
+/// moment before.
+pub(crate) fn is_refused_login(code: &str) -> bool {
+    matches!(code, "28P01" | "28000")
+}
+
+/// How long is waited before a login that was refused is tried once more, with the password read
+/// again: while one is changed, the server and its source differ for a moment.
+pub(crate) const LOGIN_AGAIN: std::time::Duration = std::time::Duration::from_millis(250);
+
 /// Whether the server refused to write: the transaction may only read, or the server is a standby
 /// (since a fail-over, say).
 pub fn is_read_only(error: &tokio_postgres::Error) -> bool {

@@ -122,14 +122,9 @@ pub(super) fn lacking(findings: &mut Findings, survey: &Survey) {
                 advise("owner"),
             );
         }
-        if !server.may_replicate
-            && facts
-                .settings
-                .get("wal_level")
-                .is_some_and(|level| level == "logical")
-        {
+        if !server.may_replicate && server.can_decode {
             let what = format!(
-                "the role {} has no REPLICATION: shards are closed while they are copied from \
+                "the role {} may not make replication slots: shards are closed while they are copied from \
                     here, and cannot be \
                  taken back without a copy",
                 server.role

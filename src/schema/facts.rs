@@ -71,8 +71,10 @@ pub struct ServerFacts {
     pub is_superuser: bool,
     /// Whether every role may create objects in the schema `public`.
     pub public_may_create: bool,
-    /// Whether the role may make replication slots.
+    /// Whether the role may make replication slots, as far as the catalogs show.
     pub may_replicate: bool,
+    /// Whether shards can leave the server while they are open: its WAL can be decoded.
+    pub can_decode: bool,
     /// How many locks on objects the server has room for, all connections together.
     pub lock_slots: i64,
     /// The role that asked, if it only watches. What is said of a role is then said of the control

@@ -3,7 +3,7 @@
 
 use tokio_postgres::Client;
 
-use super::streams::WAL;
+use super::streams::query_with_wal;
 
 /// The load of a host's database.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,14 +57,12 @@ pub async fn host_load(client: &Client) -> Result<HostLoad, tokio_postgres::Erro
     } else {
         None
     };
-    let sql = format!(
-        r"{WAL}
-        SELECT slot_name::text, active, greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0)::bigint,
-            greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), 0)::bigint
+    let sql = r"
+        SELECT slot_name::text, active, greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), least)::bigint,
+            greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), least)::bigint
         FROM wal, pg_catalog.pg_replication_slots
-        WHERE slot_name LIKE 'pgshard\_%' AND database = pg_catalog.current_database() ORDER BY 1"
-    );
-    let slots = client.query(&sql, &[]).await?;
+        WHERE slot_name LIKE 'pgshard\_%' AND database = pg_catalog.current_database() ORDER BY 1";
+    let slots = query_with_wal(client, sql).await?;
     let slot = |row: &tokio_postgres::Row| {
         let bytes = |at: usize| Ok(row.try_get::<_, Option<i64>>(at)?.map(unsigned));
         Ok(SlotLoad {

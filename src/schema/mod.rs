@@ -82,7 +82,7 @@ pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsE
 pub use monitors::{Writer, writer};
 pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
 pub use refusal::restore;
-pub use rights::{Grants, Purpose, rights, shard_migration};
+pub use rights::{Grantor, Grants, Purpose, Service, rights, shard_migration};
 pub use shape::Gone;
 pub use sources::sources;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};

@@ -386,6 +386,7 @@ pub(super) mod tests {
             is_superuser: false,
             public_may_create: false,
             may_replicate: true,
+            can_decode: true,
             lock_slots: 6400,
             watcher: None,
         };

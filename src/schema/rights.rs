@@ -14,6 +14,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::monitors::{self, Monitors, monitors};
+use crate::pg::decoding::RDS_REPLICATION;
 use crate::pg::{do_block, quote_ident, quote_literal};
 
 /// What a role is for.
@@ -32,11 +33,39 @@ pub enum Purpose {
     Monitor,
 }
 
+/// Where the hosts run: what an administrator may grant there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Service {
+    /// A server of one's own, whose administrator is a superuser.
+    #[default]
+    Plain,
+    /// Amazon RDS or Aurora: no role has REPLICATION, but members of `rds_replication` may use
+    /// slots.
+    Rds,
+    /// Google Cloud SQL: a `cloudsqlsuperuser` gives REPLICATION.
+    CloudSql,
+    /// Azure Database, Flexible Server: `azure_pg_admin` gives REPLICATION.
+    Azure,
+}
+
+/// Which role runs statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Grantor {
+    /// An administrator of the server: a superuser, or what a service has in its place.
+    Administrator,
+    /// The role that owns the control schema, once there is one.
+    Owner,
+}
+
 /// Statements to be run together by one role. Running them again changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grants {
-    /// Who runs them, and where.
+    /// Which role runs them.
+    pub grantor: Grantor,
+    /// The same in words, and where.
     pub by: &'static str,
     /// The statements, without a semicolon at their ends.
     pub statements: Vec<String>,
@@ -44,12 +73,19 @@ pub struct Grants {
 
 /// The statements that give a role the least that it needs, in the order in which to run them, on
 /// every host.
-pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
+pub fn rights(purpose: Purpose, role: &str, service: Service) -> Vec<Grants> {
     let administrator = |statements| Grants {
-        by: "an administrator, in the database of each host",
+        grantor: Grantor::Administrator,
+        by: match service {
+            Service::Plain => "an administrator, in the database of each host",
+            Service::Rds => "the master user (rds_superuser), in the database of each host",
+            Service::CloudSql => "a cloudsqlsuperuser, in the database of each host",
+            Service::Azure => "a member of azure_pg_admin, in the database of each host",
+        },
         statements,
     };
     let owner = |statements| Grants {
+        grantor: Grantor::Owner,
         by: "the role that owns the control schema, in the database of each host, after `pgshard \
             bootstrap`",
         statements,
@@ -63,7 +99,7 @@ pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
         Purpose::Mover => {
             first.extend([
                 on_database(role, "CONNECT, CREATE"),
-                replication(role),
+                replication(role, service),
                 bypass_policies(role),
             ]);
             vec![administrator(first)]
@@ -142,8 +178,11 @@ fn on_database(role: &str, rights: &str) -> String {
 }
 
 /// An online move needs it for its slot and its stream.
-fn replication(role: &str) -> String {
-    format!("ALTER ROLE {} REPLICATION", quote_ident(role))
+fn replication(role: &str, service: Service) -> String {
+    match service {
+        Service::Rds => format!("GRANT {RDS_REPLICATION} TO {}", quote_ident(role)),
+        _ => format!("ALTER ROLE {} REPLICATION", quote_ident(role)),
+    }
 }
 
 /// Where FORCE ROW LEVEL SECURITY filters for the owner too: the mover must copy all rows.
@@ -405,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_name_ends_no_body() {
-        for statement in rights(Purpose::Router, "a $rights$ b")
+        for statement in rights(Purpose::Router, "a $rights$ b", Service::Plain)
             .into_iter()
             .flat_map(|part| part.statements)
         {

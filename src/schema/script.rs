@@ -218,7 +218,7 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
             ..,
         ]
         | ["PREPARE", "TRANSACTION", ..] => Some(TRANSACTION),
-        ["VACUUM", ..] => Some(
+        ["VACUUM" | "REPACK", ..] => Some(
             "cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line",
         ),
         ["CLUSTER", ..]

@@ -48,9 +48,12 @@ const SAME: [&str; 5] = [
     "server_encoding",
     "lc_collate",
     "lc_ctype",
-    "wal_level",
+    WAL_LEVEL,
     "default_transaction_isolation",
 ];
+
+/// What matters of it is whether the server can decode its WAL: from version 19 on `replica` does.
+const WAL_LEVEL: &str = "wal_level";
 
 pub(super) fn check(findings: &mut Findings, survey: &Survey) {
     let hosts: BTreeMap<&HostName, _> = survey
@@ -80,6 +83,10 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
         let mut by_value: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for host in hosts.keys() {
             if let Some(value) = says(host, setting) {
+                let value = match setting == WAL_LEVEL && hosts[host].server.can_decode {
+                    true => "logical",
+                    false => value,
+                };
                 by_value.entry(value).or_default().push(host.as_str());
             }
         }

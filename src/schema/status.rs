@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
-use super::streams::WAL;
+use super::streams::query_with_wal;
+use crate::pg::decoding::CAN_DECODE;
+use crate::pg::state::is_not_provided;
 
 /// The state of a host.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +30,8 @@ pub struct HostStatus {
     pub wal: String,
     /// The WAL that replication slots keep, in bytes; `None` where there are no slots.
     pub wal_kept: Option<u64>,
-    /// Standbys and others that stream from it.
-    pub standbys: u32,
+    /// Standbys and others that stream from it; `None` where the server hides them.
+    pub standbys: Option<u32>,
     /// How far the slowest of them is behind in replay, in bytes; `None` if there are none, or the
     /// role may not see them (it needs `pg_monitor`).
     pub lag_bytes: Option<u64>,
@@ -45,49 +47,57 @@ pub struct HostStatus {
 /// # Cancel safety
 /// Only reads.
 pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::Error> {
-    let sql = format!(
-        "{WAL}
-        SELECT pg_catalog.current_setting('server_version_num')::int4, \
+    let sql = "SELECT pg_catalog.current_setting('server_version_num')::int4, \
         pg_catalog.pg_is_in_recovery(),
             pg_catalog.pg_database_size(pg_catalog.current_database()),
             (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = \
             pg_catalog.current_database())::int4,
             pg_catalog.current_setting('max_connections')::int4, \
             pg_catalog.current_setting('wal_level'), lsn::text,
-            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0))::bigint
+            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), least))::bigint
                 FROM pg_catalog.pg_replication_slots),
-            (SELECT count(*) FROM pg_catalog.pg_stat_replication)::int4,
-            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0))::bigint
-                FROM pg_catalog.pg_stat_replication),
-            (SELECT max(extract(epoch FROM replay_lag) * 1000)::double precision FROM \
-            pg_catalog.pg_stat_replication),
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
-        FROM wal"
-    );
-    let row = client.query_one(&sql, &[]).await?;
-    let shards = if row.try_get(11)? {
+        FROM wal";
+    let standbys = "SELECT count(*)::int4,
+            max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), least))::bigint,
+            max(extract(epoch FROM replay_lag) * 1000)::double precision
+        FROM wal LEFT JOIN pg_catalog.pg_stat_replication ON true WHERE pid IS NOT NULL";
+    let rows = query_with_wal(client, sql).await?;
+    let row = rows.first().expect("a question without a table has a row");
+    let standbys = match query_with_wal(client, standbys).await {
+        Err(error) if is_not_provided(&error) => Vec::new(),
+        standbys => standbys?,
+    };
+    let standbys = standbys.first();
+    let shards = if row.try_get(8)? {
         let sql = "SELECT count(*)::int4 FROM pgshard.shard WHERE state <> 'moved'";
         Some(unsigned(client.query_one(sql, &[]).await?.try_get(0)?))
     } else {
         None
     };
-    let bytes = |at: usize| {
+    let bytes = |row: &Row, at: usize| {
         let bytes: Option<i64> = row.try_get(at)?;
         Ok::<_, tokio_postgres::Error>(bytes.map(|bytes| u64::try_from(bytes).unwrap_or(0)))
     };
+    let (mut lag_bytes, mut lag_ms, mut readers) = (None, None, None);
+    if let Some(standbys) = standbys {
+        readers = Some(unsigned(standbys.try_get(0)?));
+        lag_bytes = bytes(standbys, 1)?;
+        lag_ms = standbys.try_get(2)?;
+    }
     Ok(HostStatus {
         version: row.try_get(0)?,
         in_recovery: row.try_get(1)?,
         shards,
-        bytes: bytes(2)?.unwrap_or(0),
+        bytes: bytes(row, 2)?.unwrap_or(0),
         connections: unsigned(row.try_get(3)?),
         connections_max: unsigned(row.try_get(4)?),
         wal_level: row.try_get(5)?,
         wal: row.try_get::<_, Option<String>>(6)?.unwrap_or_default(),
-        wal_kept: bytes(7)?,
-        standbys: unsigned(row.try_get(8)?),
-        lag_bytes: bytes(9)?,
-        lag_ms: row.try_get(10)?,
+        wal_kept: bytes(row, 7)?,
+        standbys: readers,
+        lag_bytes,
+        lag_ms,
     })
 }
 
@@ -104,6 +114,8 @@ pub struct Surroundings {
     pub collation: String,
     /// `wal_level`.
     pub wal_level: String,
+    /// Whether shards can leave it while they are open: its WAL can be decoded at that level.
+    pub can_decode: bool,
     /// The roles that exist.
     pub roles: BTreeSet<String>,
     /// The roles that have grants in a shard of this host.
@@ -120,14 +132,16 @@ pub struct Surroundings {
 /// # Cancel safety
 /// Only reads.
 pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgres::Error> {
-    let sql = "SELECT pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text || '/' \
+    let sql = format!(
+        "SELECT pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text || '/' \
         || d.datctype::text,
             pg_catalog.current_setting('wal_level'),
             ARRAY(SELECT rolname::text FROM pg_catalog.pg_roles),
             ARRAY(SELECT extname::text FROM pg_catalog.pg_extension WHERE extname <> 'plpgsql'),
-            pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
-        FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()";
-    let row = client.query_one(sql, &[]).await?;
+            pg_catalog.to_regclass('pgshard.shard') IS NOT NULL, {CAN_DECODE}
+        FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
+    );
+    let row = client.query_one(&sql, &[]).await?;
     let names = |at: usize| {
         row.try_get::<_, Vec<String>>(at)
             .map(|names| names.into_iter().collect())
@@ -136,6 +150,7 @@ pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgre
         encoding: row.try_get(0)?,
         collation: row.try_get(1)?,
         wal_level: row.try_get(2)?,
+        can_decode: row.try_get(6)?,
         roles: names(3)?,
         granted: BTreeSet::new(),
         extensions: names(4)?,

@@ -3,6 +3,8 @@
 
 use tokio_postgres::{Client, Error, Row};
 
+use crate::pg::state::is_not_provided;
+
 /// The slots and the readers of a host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Streams {
@@ -46,9 +48,31 @@ pub struct StreamReader {
     pub lag_ms: Option<f64>,
 }
 
-/// The end of a server's WAL, as `wal.lsn`: on a standby, of what it has replayed.
-pub(super) const WAL: &str = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN
-        pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn)";
+/// The end of a server's WAL, as `wal.lsn`: on a standby, of what it has replayed. `wal.least` is
+/// the least of what is counted from there. The second and third are for servers that do not
+/// provide a function in the one before.
+const WAL: [&str; 3] = [
+    "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN
+        pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn,
+        0::numeric AS least)",
+    "WITH wal AS (SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
+        pg_catalog.pg_current_wal_lsn() END AS lsn,
+        CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN 0::numeric END AS least)",
+    "WITH wal AS (SELECT NULL::pg_catalog.pg_lsn AS lsn, NULL::numeric AS least)",
+];
+
+/// Runs a question about distances from the end of the WAL. They are NULL where the server does not
+/// provide the functions for it.
+pub(super) async fn query_with_wal(client: &Client, sql: &str) -> Result<Vec<Row>, Error> {
+    let [all, primary, none] = WAL.map(|wal| format!("{wal} {sql}"));
+    for sql in [all, primary] {
+        match client.query(&sql, &[]).await {
+            Err(error) if is_not_provided(&error) => {}
+            answer => return answer,
+        }
+    }
+    client.query(&none, &[]).await
+}
 
 /// Reads the slots and the readers, a hundred of each at most. It locks only catalogs.
 ///
@@ -58,20 +82,19 @@ pub(super) const WAL: &str = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_
 /// # Cancel safety
 /// Only reads.
 pub async fn streams(client: &Client) -> Result<Streams, Error> {
-    let slots = format!(
-        "{WAL} SELECT slot_name::text, slot_type, database::text, active, wal_status,
-            greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0)::bigint,
-            greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), 0)::bigint
-        FROM wal, pg_catalog.pg_replication_slots ORDER BY 6 DESC NULLS LAST, 1 LIMIT 100"
-    );
-    let readers = format!(
-        "{WAL} SELECT application_name, state, sync_state,
-            greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0)::bigint,
+    let slots = "SELECT slot_name::text, slot_type, database::text, active, wal_status,
+            greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), least)::bigint,
+            greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), least)::bigint
+        FROM wal, pg_catalog.pg_replication_slots ORDER BY 6 DESC NULLS LAST, 1 LIMIT 100";
+    let readers = "SELECT application_name, state, sync_state,
+            greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), least)::bigint,
             (extract(epoch FROM replay_lag) * 1000)::double precision
-        FROM wal, pg_catalog.pg_stat_replication ORDER BY 4 DESC NULLS LAST, 1 LIMIT 100"
-    );
-    let slots = client.query(&slots, &[]).await?;
-    let readers = client.query(&readers, &[]).await?;
+        FROM wal, pg_catalog.pg_stat_replication ORDER BY 4 DESC NULLS LAST, 1 LIMIT 100";
+    let slots = query_with_wal(client, slots).await?;
+    let readers = match query_with_wal(client, readers).await {
+        Err(error) if is_not_provided(&error) => Vec::new(),
+        readers => readers?,
+    };
     Ok(Streams {
         slots: slots.iter().map(slot).collect::<Result<_, _>>()?,
         readers: readers.iter().map(reader).collect::<Result<_, _>>()?,

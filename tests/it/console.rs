@@ -2,7 +2,7 @@
 //! sees them, and in a browser.
 
 mod browser;
-mod client;
+pub(crate) mod client;
 mod driver;
 mod monitor;
 mod safe;

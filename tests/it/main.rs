@@ -35,6 +35,7 @@ mod rights;
 mod router;
 mod rows;
 mod runbooks;
+mod services;
 mod store;
 mod strangers;
 mod tickets;

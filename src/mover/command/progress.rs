@@ -271,8 +271,8 @@ async fn chunks(
 /// Locks: none.
 async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamProgress, Error> {
     let sql = "SELECT s.active_pid, s.wal_status,
-            greatest(0, pg_current_wal_lsn() - s.restart_lsn)::bigint,
-            greatest(0, pg_current_wal_lsn() - greatest(s.confirmed_flush_lsn, \
+            greatest(0, pg_current_wal_insert_lsn() - s.restart_lsn)::bigint,
+            greatest(0, pg_current_wal_insert_lsn() - greatest(s.confirmed_flush_lsn, \
             r.write_lsn))::bigint,
             extract(epoch FROM coalesce(r.flush_lag, r.write_lag))::double precision
         FROM pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE \

@@ -302,6 +302,20 @@ impl Session {
         })
     }
 
+    /// As [`row`](Session::row); `None` where the server does not provide a function in the
+    /// question. Not for use in a transaction.
+    pub(crate) async fn row_if_provided(
+        &self,
+        what: &'static str,
+        sql: &str,
+    ) -> Result<Option<AnsweredRow>, Error> {
+        match self.client.query_one(sql, &[]).await {
+            Ok(row) => Ok(Some(AnsweredRow::new(row, self.question(what)))),
+            Err(error) if state::is_not_provided(&error) => Ok(None),
+            Err(error) => Err(self.failed(what, error)),
+        }
+    }
+
     pub(crate) fn rows<'a>(
         &'a self,
         what: &'static str,

@@ -3,10 +3,13 @@
 
 use std::time::Duration;
 
+use crate::pg::decoding::CAN_DECODE;
 use crate::pg::shown;
+use crate::pg::state::ends_the_connection;
 use crate::schema::catalog::{self, Facts};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
@@ -22,6 +25,7 @@ use crate::mover::definition::ddl::{Creation, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::bodies;
+use crate::mover::preflight::functions::{self, Missing, Needed};
 use crate::mover::preflight::identity::{self, Judgement};
 use crate::mover::preflight::intervals;
 use crate::mover::preflight::large_objects;
@@ -62,6 +66,10 @@ pub(crate) struct HostFacts {
     pub(crate) locks_max: i64,
     /// Whether commits wait for standbys, and there is none.
     pub(crate) commits_hang: bool,
+    /// The functions that moves call and that the host does not provide.
+    pub(crate) missing: Vec<Missing>,
+    /// The tightest limit on connections; `None` where the host does not show its sessions.
+    pub(crate) connections: Option<ConnectionLimit>,
     pub(crate) stream: StreamFacts,
 }
 
@@ -70,8 +78,9 @@ pub(crate) struct HostFacts {
 pub(crate) struct StreamFacts {
     /// `minimal`, `replica` or `logical`.
     pub(crate) wal_level: String,
-    /// Whether the role has REPLICATION, or may do everything.
-    pub(crate) may_replicate: bool,
+    /// Whether the server can decode its WAL at that level.
+    pub(crate) can_decode: bool,
+    pub(crate) replication: ReplicationRight,
     /// How many slots can still be created.
     pub(crate) free_slots: i64,
     /// How many walsenders can still be started.
@@ -85,6 +94,25 @@ pub(crate) struct StreamFacts {
     /// For how long a slot may have no reader before the server drops its WAL, if there is a limit
     /// (from 18 on).
     pub(crate) idle_max: Option<String>,
+}
+
+/// A limit on a host's connections, and how many more it allows to the role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionLimit {
+    /// What sets it, with its value.
+    pub(crate) what: String,
+    pub(crate) free: i64,
+}
+
+/// Whether the role may create replication slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReplicationRight {
+    /// By an attribute of the role.
+    Granted,
+    /// No attribute says that it may. On some services a membership does.
+    Unknown,
+    /// The server refused a temporary slot, for this reason.
+    Refused(String),
 }
 
 /// A row of `pgshard.shard`.
@@ -199,11 +227,10 @@ fn question() -> String {
             (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, \
             schema_prefix, key_kind)
                 FROM pgshard.cluster),
-            current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles
-                WHERE rolname = current_user),
+            current_setting('wal_level'), {CAN_DECODE},
+            (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
             current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM \
             pg_replication_slots),
-            current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),
             (SELECT count(*) FROM pg_prepared_xacts),
             current_setting('server_version_num')::integer, o.rolname::text, pg_has_role(o.oid, \
             current_user, 'USAGE'),
@@ -213,11 +240,6 @@ fn question() -> String {
             current_setting('max_locks_per_transaction')::bigint
                 * (current_setting('max_connections')::bigint + \
                 current_setting('max_prepared_transactions')::bigint),
-            current_setting('synchronous_standby_names') <> '' AND \
-            current_setting('synchronous_commit') <> 'local'
-                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, \
-                'hidden') IN ('sync',
-                    'quorum', 'hidden')),
             ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: \
             %s', pid,
                       round(extract(epoch FROM clock_timestamp() - xact_start))::text, \
@@ -247,6 +269,40 @@ fn question() -> String {
     )
 }
 
+/// What a host says of its walsenders, which some services hide: how many can still be started, and
+/// whether commits wait for standbys, and there is none.
+const SENDERS: &str = "SELECT current_setting('max_wal_senders')::bigint - count(*),
+        current_setting('synchronous_standby_names') <> '' AND \
+        current_setting('synchronous_commit') <> 'local'
+            AND count(*) FILTER (WHERE coalesce(sync_state, 'hidden')
+                IN ('sync', 'quorum', 'hidden')) = 0
+        FROM pg_stat_replication";
+
+/// The tightest limit on connections. The session that asks is not counted: it is the mover's.
+const CONNECTIONS: &str = "WITH sessions AS (
+        -- What is hidden from the role has no kind.
+        SELECT datid, usesysid FROM pg_stat_activity
+        WHERE pid <> pg_backend_pid() AND datid IS NOT NULL
+            AND coalesce(backend_type, 'client backend') = 'client backend'),
+    me AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = current_user)
+    SELECT what, free FROM (
+        SELECT format('max_connections is %s', current_setting('max_connections')) AS what,
+            current_setting('max_connections')::bigint - (SELECT count(*) FROM sessions)
+            - CASE WHEN rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::bigint
+                + coalesce(current_setting('reserved_connections', true), '0')::bigint END AS free
+            FROM me
+        UNION ALL SELECT format('the database allows %s', datconnlimit),
+            datconnlimit - (SELECT count(*) FROM sessions WHERE datid = d.oid)
+            FROM pg_database d, me
+            WHERE datname = current_database() AND datconnlimit >= 0 AND NOT rolsuper
+        UNION ALL SELECT format('the role allows %s', rolconnlimit),
+            rolconnlimit - (SELECT count(*) FROM sessions WHERE usesysid = me.oid)
+            FROM me WHERE rolconnlimit >= 0 AND NOT rolsuper) AS limits
+    ORDER BY free LIMIT 1";
+
+/// How long a server may take to notice that a connection was closed.
+const CLOSED_WITHIN: Duration = Duration::from_millis(300);
+
 /// Reads a host's facts. A host without a control schema gives a refusal.
 pub(crate) fn of_host(
     session: &Session,
@@ -275,13 +331,17 @@ pub(crate) fn of_host(
         let Some(cluster) = row.get::<_, Option<String>>(6)? else {
             return Ok(Err(not_bootstrapped()));
         };
+        let (free_senders, commits_hang) = match session.row_if_provided(what, SENDERS).await? {
+            Some(senders) => (senders.get(0)?, senders.get(1)?),
+            None => (1, false),
+        };
         Ok(Ok(HostFacts {
             name,
             database: row.get(0)?,
             role: row.get(1)?,
             encoding: row.get(2)?,
             collation: row.get(3)?,
-            collation_version: row.get(20)?,
+            collation_version: row.get(19)?,
             may_create: row.get(4)?,
             in_recovery: row.get(5)?,
             version: row.get(12)?,
@@ -290,19 +350,87 @@ pub(crate) fn of_host(
             ahead_s: row.get::<_, f64>(15)? - here,
             event_triggers: row.get(16)?,
             locks_max: row.get(17)?,
-            commits_hang: row.get(18)?,
+            commits_hang,
+            missing: functions::missing(session).await?,
+            connections: connections(session).await?,
             cluster,
             stream: StreamFacts {
                 wal_level: row.get(7)?,
-                may_replicate: row.get(8)?,
-                free_slots: row.get(9)?,
-                free_senders: row.get(10)?,
+                can_decode: row.get(8)?,
+                replication: match row.get(9)? {
+                    true => ReplicationRight::Granted,
+                    false => ReplicationRight::Unknown,
+                },
+                free_slots: row.get(10)?,
+                free_senders,
                 prepared: row.get(11)?,
-                old: row.get(19)?,
-                idle_max: row.get(21)?,
+                old: row.get(18)?,
+                idle_max: row.get(20)?,
             },
         }))
     })
+}
+
+/// The tightest limit on a host's connections.
+///
+/// Locks: none.
+async fn connections(session: &Session) -> Result<Option<ConnectionLimit>, Error> {
+    let what = "counting connections";
+    let Some(row) = session.row_if_provided(what, CONNECTIONS).await? else {
+        return Ok(None);
+    };
+    Ok(Some(ConnectionLimit {
+        what: row.get(0)?,
+        free: row.get(1)?,
+    }))
+}
+
+impl HostFacts {
+    /// Counts the connections again if it has fewer than these: some of those that have just been
+    /// closed, this mover's among them, may have been counted.
+    pub(crate) async fn recount(&mut self, session: &Session, needed: i64) -> Result<(), Error> {
+        let is_short = |limit: &ConnectionLimit| limit.free < needed;
+        if self.connections.as_ref().is_some_and(is_short) {
+            tokio::time::sleep(CLOSED_WITHIN).await;
+            self.connections = connections(session).await?;
+        }
+        Ok(())
+    }
+
+    /// Finds out whether the role may create replication slots where no attribute of it shows: the
+    /// server is asked for a temporary one, which is dropped again. An error for any other reason
+    /// than the right leaves it unknown.
+    ///
+    /// Locks: none. The slot waits for transactions that have written, at most for as long as any
+    /// statement of the session waits for a lock.
+    pub(crate) async fn try_replication(&mut self, session: &Session) -> Result<(), Error> {
+        if self.stream.replication != ReplicationRight::Unknown
+            || !self.stream.can_decode
+            || self.in_recovery
+        {
+            return Ok(());
+        }
+        // Not a name that begins like ours: `check` would report it as left behind.
+        let slot = format!("temporary_pgshard_{}", Uuid::now_v7().simple());
+        let create = "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)";
+        match session.client.execute(create, &[&slot]).await {
+            Ok(_) => {
+                let what = "dropping the temporary slot";
+                let drop = "SELECT pg_drop_replication_slot($1)";
+                session.row(what, drop, &[&slot]).await?;
+                self.stream.replication = ReplicationRight::Granted;
+            }
+            Err(error) => match error.as_db_error() {
+                Some(refused) if refused.code() == &SqlState::INSUFFICIENT_PRIVILEGE => {
+                    self.stream.replication =
+                        ReplicationRight::Refused(refused.message().to_owned());
+                }
+                Some(refused) if !ends_the_connection(refused) => {}
+                _ => return Err(session.failed("creating a temporary slot", error)),
+            },
+        }
+        Ok(())
+    }
 }
 
 /// The host's row of a shard.
@@ -480,14 +608,18 @@ pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Server
     Ok(Servers { source, target })
 }
 
-/// The identifier of a server's system, which its standbys share; its timeline, which a promotion
-/// changes; and when it was started.
+/// When a server was started; and, where it says so, the identifier of its system, which its
+/// standbys share, and its timeline, which a promotion changes.
 async fn server(session: &Session) -> Result<String, Error> {
     let what = "asking the host which server it is";
-    let sql =
-        "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
-        pg_postmaster_start_time()) FROM pg_control_system()";
-    session.row(what, sql, &[]).await?.get(0)
+    let started = "SELECT pg_postmaster_start_time()::text";
+    let identity =
+        "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8))
+        FROM pg_control_system()";
+    let started: String = session.row(what, started, &[]).await?.get(0)?;
+    let identity = session.row_if_provided(what, identity).await?;
+    let identity: String = identity.map_or(Ok(String::new()), |row| row.get(0))?;
+    Ok(format!("{started} {identity}"))
 }
 
 /// The OID of a schema.
@@ -688,9 +820,9 @@ pub(crate) async fn of_definition(
     refusals.extend(bodies::bound(source, oid).await?);
     refusals.extend(unbound::computed(source, oid, prefix).await?);
     refusals.extend(parts::of_this_host(&parts::with_oids(source, oid).await?));
-    let logical = "SELECT current_setting('wal_level') = 'logical'";
+    let decodes = format!("SELECT {CAN_DECODE}");
     if source
-        .row("reading the settings", logical, &[])
+        .row("reading the settings", &decodes, &[])
         .await?
         .get(0)?
     {
@@ -739,12 +871,16 @@ const BETWEEN_READS: Duration = Duration::from_millis(50);
 const SLOTS_LEFT: i64 = 2;
 
 /// Why a host cannot be the source of a reverse replication; `None` if it can.
-pub(crate) fn no_reverse(host: &StreamFacts) -> Option<&'static str> {
-    match host {
-        stream if stream.wal_level != "logical" => Some("its wal_level is not logical"),
-        stream if !stream.may_replicate => {
-            Some("the role may not read its changes: ALTER ROLE … REPLICATION")
-        }
+pub(crate) fn no_reverse(host: &HostFacts) -> Option<&'static str> {
+    if host.missing.iter().any(|one| one.needed == Needed::Slots) {
+        return Some("it does not provide all functions for replication slots");
+    }
+    match &host.stream {
+        stream if !stream.can_decode => Some("its wal_level is not logical"),
+        StreamFacts {
+            replication: ReplicationRight::Refused(_),
+            ..
+        } => Some("the role may not read its changes: see `pgshard rights --for mover`"),
         stream if stream.free_slots <= SLOTS_LEFT => {
             Some("too few replication slots are left there: raise max_replication_slots")
         }

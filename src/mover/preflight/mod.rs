@@ -2,6 +2,7 @@
 
 pub(crate) mod bodies;
 pub(crate) mod facts;
+pub(crate) mod functions;
 pub(crate) mod identity;
 pub(crate) mod intervals;
 pub(crate) mod key;

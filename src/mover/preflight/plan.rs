@@ -6,11 +6,15 @@ use crate::mover::protocol::bytes::Bytes;
 use std::time::Duration;
 
 use crate::map::{HostName, ShardEpoch};
+use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
 use crate::mover::definition::ddl::{Creation, Statement};
 use crate::mover::definition::refusal::Refusal;
-use crate::mover::preflight::facts::{ActiveMove, HostFacts, Lock, Row, ShardFacts, StreamFacts};
+use crate::mover::preflight::facts::{
+    ActiveMove, HostFacts, Lock, ReplicationRight, Row, ShardFacts, StreamFacts,
+};
+use crate::mover::preflight::functions::Needed;
 use crate::mover::preflight::identity::LentIdentity;
 use crate::mover::protocol::desired::{Back, UnloggedRows};
 use crate::mover::protocol::names::Names;
@@ -281,7 +285,7 @@ pub(crate) fn judge(
         notes,
     } = creation;
     let no_reverse = (mode == Mode::Online && options.back == Back::Prepared)
-        .then(|| facts::no_reverse(&target.stream))
+        .then(|| facts::no_reverse(target))
         .flatten();
     let no_reverse = no_reverse.map(|why| {
         format!(
@@ -435,14 +439,52 @@ fn against_target(
 
 /// The mode to use if none was asked for: online if every source can send its changes.
 pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Mode {
-    let logical = sources
-        .into_iter()
-        .all(|source| source.stream.wal_level == "logical");
+    let logical = sources.into_iter().all(|source| source.stream.can_decode);
     if logical {
         Mode::Online
     } else {
         Mode::Blocking
     }
+}
+
+/// Why no mode but blocking was suitable, for the operator who has not asked for it.
+pub(crate) fn why_blocking<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Vec<String> {
+    let mute = sources
+        .into_iter()
+        .filter(|source| !source.stream.can_decode);
+    mute.map(|source| {
+        format!(
+            "the shards are closed while they are copied, and cannot be taken back without a \
+                copy: {} has wal_level {}; set wal_level = logical there and restart the server \
+                to move them while they are open",
+            source.name, source.stream.wal_level
+        )
+    })
+    .collect()
+}
+
+/// How many connections to each of its hosts a move of so many shards takes, at the most. What
+/// copies takes one for each chunk on its way besides, as far as there are some left.
+pub(crate) fn connections_needed(mode: Mode, shards: usize, options: &Options) -> i64 {
+    let at_once = i64::try_from(shards.min(options.jobs).max(1)).unwrap_or(i64::MAX);
+    match mode {
+        Mode::Online => 4 + at_once.saturating_mul(2),
+        Mode::Blocking => 1 + at_once.saturating_mul(2),
+    }
+}
+
+/// The reason against a move that takes more connections than a host has left.
+pub(crate) fn too_few_connections(host: &HostFacts, needed: i64) -> Option<Refusal> {
+    let limit = host.connections.as_ref()?;
+    (limit.free < needed).then(|| {
+        let reason = format!(
+            "has {} connections left for the role ({}), and the move takes {needed}",
+            limit.free.max(0),
+            limit.what
+        );
+        let remedy = "close some, or raise the limit; fewer are taken with fewer shards at a time";
+        Refusal::new("the server", reason, remedy).at(None, &host.name)
+    })
 }
 
 /// Reasons against any move between these hosts.
@@ -494,16 +536,41 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
             );
         }
     }
+    for host in [source, target] {
+        let is_needed = |needed| match needed {
+            Needed::Always => true,
+            Needed::Online => mode == Mode::Online,
+            Needed::Slots => mode == Mode::Online && host.name == source.name,
+            Needed::Better(_) => false,
+        };
+        for missing in host.missing.iter().filter(|one| is_needed(one.needed)) {
+            let function = &missing.function;
+            let or = match missing.needed {
+                Needed::Online | Needed::Slots => ", or move with --mode blocking",
+                _ => "",
+            };
+            let remedy = format!(
+                "GRANT EXECUTE ON FUNCTION pg_catalog.{function} TO {}, by an administrator{or}",
+                quote_ident(&host.role)
+            );
+            refuse(
+                host,
+                format!("does not provide the function {function}()"),
+                &remedy,
+            );
+        }
+    }
     if mode == Mode::Online {
         let StreamFacts {
             wal_level,
-            may_replicate,
+            can_decode,
+            replication,
             free_slots,
             free_senders,
             prepared,
             ..
         } = &source.stream;
-        if wal_level != "logical" {
+        if !can_decode {
             let remedy = "set wal_level = logical there and restart the server, or move with \
                 --mode blocking";
             refuse(
@@ -512,16 +579,14 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
                 remedy,
             );
         }
-        if !may_replicate {
+        if let ReplicationRight::Refused(why) = replication {
             let remedy = format!(
-                "ALTER ROLE {} REPLICATION, or move with --mode blocking",
-                source.role
+                "ALTER ROLE {} REPLICATION, or what `pgshard rights --for mover` prints for your \
+                    service; or move with --mode blocking",
+                quote_ident(&source.role)
             );
-            refuse(
-                source,
-                "does not let the role read its changes".to_owned(),
-                &remedy,
-            );
+            let reason = format!("does not let the role read its changes: {why}");
+            refuse(source, reason, &remedy);
         }
         if *free_slots < 1 {
             let remedy = "raise max_replication_slots there, or drop a slot: `pgshard moves gc` \
@@ -597,6 +662,16 @@ pub(crate) fn warnings(
     sizes: &[(usize, i64)],
 ) -> Vec<String> {
     let mut warnings = Vec::new();
+    for host in [source, target] {
+        for missing in &host.missing {
+            if let Needed::Better(without) = missing.needed {
+                warnings.push(format!(
+                    "{} does not provide the function {}(): {without}",
+                    host.name, missing.function
+                ));
+            }
+        }
+    }
     if target.version / 10000 < source.version / 10000 {
         let (from, to) = (source.version / 10000, target.version / 10000);
         warnings.push(format!(
@@ -709,9 +784,12 @@ mod tests {
             event_triggers: Vec::new(),
             locks_max: 12_800,
             commits_hang: false,
+            missing: Vec::new(),
+            connections: None,
             stream: StreamFacts {
                 wal_level: "logical".to_owned(),
-                may_replicate: true,
+                can_decode: true,
+                replication: ReplicationRight::Granted,
                 free_slots: 1,
                 free_senders: 1,
                 prepared: 0,
@@ -875,7 +953,8 @@ mod tests {
         assert_eq!(judge_hosts(&host("db1"), &other, Mode::Blocking).len(), 7);
         let stream = StreamFacts {
             wal_level: "replica".to_owned(),
-            may_replicate: false,
+            can_decode: false,
+            replication: ReplicationRight::Refused("permission denied".to_owned()),
             free_slots: 0,
             free_senders: 0,
             prepared: 2,

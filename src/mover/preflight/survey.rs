@@ -31,8 +31,8 @@ pub struct Request {
     pub shards: Vec<ShardId>,
     /// Where they shall go.
     pub target: HostName,
-    /// How the rows are moved. `None`: online if all of the sources have `wal_level = logical`,
-    /// blocking otherwise.
+    /// How the rows are moved. `None`: online if all of the sources can decode their WAL
+    /// (`wal_level = logical`, or from version 19 on `replica`), blocking otherwise.
     pub mode: Option<Mode>,
 }
 
@@ -87,11 +87,30 @@ pub(in crate::mover) fn plan<'a>(
         hosts.sort_unstable();
         hosts.dedup();
         let survey = survey(context, &request.target).await?;
-        let (facts, wrong) = host_facts(context, &hosts, &survey).await?;
+        let (mut facts, wrong) = host_facts(context, &hosts, &survey).await?;
         refusals.extend(wrong);
         let given = given(context, &map, &moving).await;
         let sources = facts.values().filter(|host| host.name != request.target);
-        let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
+        let mode = request
+            .mode
+            .unwrap_or_else(|| plan::suitable(sources.clone()));
+        let why_blocking = match (request.mode, mode) {
+            (None, Mode::Blocking) => plan::why_blocking(sources),
+            _ => Vec::new(),
+        };
+        let needed = match moving.is_empty() {
+            true => 0,
+            false => plan::connections_needed(mode, moving.len(), &context.options),
+        };
+        for host in facts.values_mut() {
+            let session = context.hosts.open(&host.name).await?;
+            host.recount(&session, needed).await?;
+            if mode == Mode::Online {
+                host.try_replication(&session).await?;
+            }
+            context.hosts.give_back(session).await;
+            refusals.extend(plan::too_few_connections(host, needed));
+        }
         let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
         if let Some(target) = facts.get(&request.target) {
             refusals.extend(lost(&survey, &request.target));
@@ -137,7 +156,7 @@ pub(in crate::mover) fn plan<'a>(
                     .filter_map(|shard| served_twice(shard, &survey)),
             );
             if refusals.is_empty() {
-                let mut warnings = Vec::new();
+                let mut warnings = why_blocking;
                 for source in fitting.values() {
                     let own = shards.iter().filter(|shard| shard.source == source.name);
                     let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();

@@ -438,7 +438,7 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
     let sql = "SELECT CASE WHEN wal_status = 'lost' THEN 'lost'
                 WHEN (to_jsonb(s) ->> 'synced')::boolean THEN 'synchronized' END,
-            (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
+            (pg_current_wal_insert_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
         FROM pg_replication_slots s WHERE slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
     let Some(row) = rows.first() else {

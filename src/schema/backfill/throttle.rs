@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::pg::Connection;
+use crate::pg::state::is_not_provided;
 use crate::schema::migrate::NO_PANIC;
 
 /// How long an observed lag of the standbys counts.
@@ -127,7 +128,16 @@ async fn look(client: &Connection) -> Result<Lag, tokio_postgres::Error> {
         replay_lsn)), 0)::int8,
             coalesce(pg_catalog.bool_or(state IS NULL), false)
         FROM pg_catalog.pg_stat_replication";
-    let row = client.query_typed(sql, &[]).await?;
+    let row = match client.query_typed(sql, &[]).await {
+        // What is not provided is as hidden as the state of other roles' sessions.
+        Err(error) if is_not_provided(&error) => {
+            return Ok(Lag {
+                bytes: 0,
+                is_hidden: true,
+            });
+        }
+        row => row?,
+    };
     let Some(row) = row.first() else {
         return Ok(Lag {
             bytes: 0,

@@ -7,6 +7,7 @@ use tokio_postgres::types::FromSql;
 use tokio_postgres::{Client, Row};
 
 use super::answer::unreadable;
+use crate::pg::decoding::{CAN_DECODE, may_replicate};
 use crate::schema::facts::{FactsError, OfMoves, ServerFacts};
 
 /// What a server says.
@@ -35,6 +36,15 @@ pub(super) struct Foreign {
 
 /// Rights are those of the control schema's owner, where who asks may not act for that one: `about`
 /// is the role that they are said of.
+fn sql() -> String {
+    format!(
+        "{SERVER},
+       {} AS may_replicate, {CAN_DECODE} AS can_decode
+FROM about",
+        may_replicate("about.oid")
+    )
+}
+
 const SERVER: &str = r"
 WITH owner AS (
     SELECT r.* FROM pg_roles r JOIN pg_namespace n ON n.nspowner = r.oid
@@ -42,8 +52,8 @@ WITH owner AS (
         AND (SELECT count(*) > 1 FROM pg_class c WHERE c.relnamespace = n.oid
              AND c.relname IN ('control_migration', 'cluster', 'shard'))),
 about AS (
-    SELECT oid, rolname, rolsuper, rolreplication FROM owner
-    UNION ALL SELECT oid, rolname, rolsuper, rolreplication FROM pg_roles
+    SELECT oid, rolname, rolsuper FROM owner
+    UNION ALL SELECT oid, rolname, rolsuper FROM pg_roles
     WHERE rolname = current_user AND NOT EXISTS (SELECT FROM owner))
 SELECT current_setting('server_version_num')::int4 AS version, current_user::text AS asks,
        current_database()::text AS database, pg_is_in_recovery() AS in_recovery,
@@ -76,12 +86,11 @@ SELECT current_setting('server_version_num')::int4 AS version, current_user::tex
        about.rolsuper AS is_superuser,
        EXISTS (SELECT FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
                WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE') AS public_may_create,
-       about.rolreplication OR about.rolsuper AS may_replicate, about.rolname::text AS role
-FROM about";
+       about.rolname::text AS role";
 
 /// Asks a server. Locks: none.
 pub(super) async fn read(client: &Client) -> Result<Answer, FactsError> {
-    let row = client.query_one(SERVER, &[]).await.map_err(failed)?;
+    let row = client.query_one(&sql(), &[]).await.map_err(failed)?;
     let owner: Option<String> = get(&row, "owner")?;
     let server = ServerFacts {
         version: get(&row, "version")?,
@@ -93,6 +102,7 @@ pub(super) async fn read(client: &Client) -> Result<Answer, FactsError> {
         is_superuser: get(&row, "is_superuser")?,
         public_may_create: get(&row, "public_may_create")?,
         may_replicate: get(&row, "may_replicate")?,
+        can_decode: get(&row, "can_decode")?,
         lock_slots: get(&row, "lock_slots")?,
         watcher: None,
     };
@@ -139,7 +149,7 @@ pub(super) fn failed(source: tokio_postgres::Error) -> FactsError {
     }
 }
 
-/// A column of the answer to [`SERVER`].
+/// A column of the answer to [`sql`].
 fn get<'r, T: FromSql<'r>>(row: &'r Row, column: &str) -> Result<T, FactsError> {
     row.try_get(column).map_err(failed)
 }

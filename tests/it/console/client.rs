@@ -12,9 +12,9 @@ use serde_json::Value;
 use crate::support::World;
 
 /// A console, which ends when this is dropped.
-pub(super) struct Console {
+pub(crate) struct Console {
     child: Child,
-    pub(super) address: String,
+    pub(crate) address: String,
 }
 
 impl Drop for Console {
@@ -25,18 +25,18 @@ impl Drop for Console {
 }
 
 /// What was answered.
-pub(super) struct Answer {
-    pub(super) status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     headers: BTreeMap<String, String>,
-    pub(super) body: String,
+    pub(crate) body: String,
 }
 
 impl Answer {
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }
@@ -46,11 +46,11 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 impl Console {
     /// On the world's config.
-    pub(super) fn start(world: &World, args: &[&str]) -> Console {
+    pub(crate) fn start(world: &World, args: &[&str]) -> Console {
         Console::on(&world.config.path, args)
     }
 
-    pub(super) fn on(config: &Path, args: &[&str]) -> Console {
+    pub(crate) fn on(config: &Path, args: &[&str]) -> Console {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
         command
             .args(["console", "--listen", "127.0.0.1:0"])
@@ -71,22 +71,22 @@ impl Console {
         Console { child, address }
     }
 
-    pub(super) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &[])
     }
 
     /// With these headers; `Host` is the address where none of them says otherwise.
-    pub(super) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         ask(&self.address, method, path, headers)
     }
 
     /// The page once it has this: the first look may take longer than a page waits.
-    pub(super) fn seen(&self, path: &str, text: &str) -> String {
+    pub(crate) fn seen(&self, path: &str, text: &str) -> String {
         self.until(path, |page| page.contains(text))
     }
 
     /// The page once it is so.
-    pub(super) fn until(&self, path: &str, is_so: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn until(&self, path: &str, is_so: impl Fn(&str) -> bool) -> String {
         let began = Instant::now();
         loop {
             let page = self.get(path).body;
@@ -99,7 +99,7 @@ impl Console {
     }
 
     /// Follows a page.
-    pub(super) fn follow(&self, page: &str) -> Events {
+    pub(crate) fn follow(&self, page: &str) -> Events {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         write!(
@@ -113,7 +113,7 @@ impl Console {
 }
 
 /// Asks whoever answers HTTP at an address.
-pub(super) fn get(address: &str, path: &str) -> Answer {
+pub(crate) fn get(address: &str, path: &str) -> Answer {
     ask(address, "GET", path, &[])
 }
 
@@ -156,11 +156,11 @@ fn ask(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Ans
 }
 
 /// The events of a page that is followed.
-pub(super) struct Events(BufReader<TcpStream>);
+pub(crate) struct Events(BufReader<TcpStream>);
 
 impl Events {
     /// The first parts that are so.
-    pub(super) fn until(&mut self, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn until(&mut self, is_so: impl Fn(&Value) -> bool) -> Value {
         let began = Instant::now();
         loop {
             let parts = self.next_parts();
@@ -172,7 +172,7 @@ impl Events {
     }
 
     /// The parts of the next event.
-    pub(super) fn next_parts(&mut self) -> Value {
+    pub(crate) fn next_parts(&mut self) -> Value {
         loop {
             let mut line = String::new();
             assert!(

@@ -21,7 +21,11 @@ async fn as_role(cluster: &TestCluster, role: &str) -> Client {
 
 /// Lets a role ask, as bootstrap does for those that may use a shard.
 async fn grant(owner: &Client, role: &str) {
-    for part in pgshard::schema::rights(pgshard::schema::Purpose::Router, role) {
+    for part in pgshard::schema::rights(
+        pgshard::schema::Purpose::Router,
+        role,
+        pgshard::schema::Service::Plain,
+    ) {
         for statement in part
             .statements
             .iter()

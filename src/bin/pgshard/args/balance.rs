@@ -99,8 +99,8 @@ pub(crate) struct Doing {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// How the rows get across [default: online if the host that a wave leaves has wal_level =
-    /// logical, else blocking]
+    /// How the rows get across [default: online if the host that a wave leaves can decode its
+    /// WAL (wal_level), else blocking]
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<MoveMode>,
     /// The most groups that leave one host at the same time, and the most that come to one

@@ -7,7 +7,7 @@ use clap::{Args as ArgGroup, ValueEnum};
 use pgshard::ShardCount;
 use pgshard::map::HostName;
 use pgshard::schema::bootstrap::Request;
-use pgshard::schema::{Purpose, Severity};
+use pgshard::schema::{Grantor, Purpose, Service, Severity};
 
 use crate::values;
 
@@ -258,7 +258,8 @@ role lacks something.
 Examples:
   pgshard rights --for owner --role app
   pgshard rights --for router --role web
-  pgshard rights --for monitor --role watch
+  pgshard rights --for mover --role app --service rds
+  pgshard rights --for monitor --role watch --by owner | psql
   pgshard rights --for router --role web --migration > migrations/0002_web.sql")]
 pub(crate) struct Rights {
     /// What the role is for
@@ -267,9 +268,57 @@ pub(crate) struct Rights {
     /// The role
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: String,
+    /// Where the hosts run: which statements give the right to use replication slots
+    #[arg(long, value_name = "SERVICE", default_value = "plain")]
+    pub(crate) service: RightsService,
+    /// Print only the script of this role [default: both, one after the other]
+    #[arg(long, value_name = "ROLE", conflicts_with = "migration")]
+    pub(crate) by: Option<RightsBy>,
     /// Print what it needs of each shard, as a shard migration, so that shards to come have it too
     #[arg(long)]
     pub(crate) migration: bool,
+}
+
+/// Where the hosts run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RightsService {
+    /// A server with a superuser
+    Plain,
+    /// Amazon RDS for PostgreSQL, Amazon Aurora
+    Rds,
+    /// Google Cloud SQL
+    Cloudsql,
+    /// Azure Database for PostgreSQL, Flexible Server
+    Azure,
+}
+
+impl From<RightsService> for Service {
+    fn from(service: RightsService) -> Service {
+        match service {
+            RightsService::Plain => Service::Plain,
+            RightsService::Rds => Service::Rds,
+            RightsService::Cloudsql => Service::CloudSql,
+            RightsService::Azure => Service::Azure,
+        }
+    }
+}
+
+/// Which role runs the statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RightsBy {
+    /// A superuser, or what a service has in its place
+    Administrator,
+    /// The role that owns the control schema, after `pgshard bootstrap`
+    Owner,
+}
+
+impl From<RightsBy> for Grantor {
+    fn from(by: RightsBy) -> Grantor {
+        match by {
+            RightsBy::Administrator => Grantor::Administrator,
+            RightsBy::Owner => Grantor::Owner,
+        }
+    }
 }
 
 /// What a role is for.

@@ -13,7 +13,7 @@ use crate::values;
 /// Move shards to another host, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Where the source has wal_level = logical, a shard stays open while it is copied, and is closed for \
+Where the source has wal_level = logical (from PostgreSQL 19 on: replica), a shard stays open while it is copied, and is closed for \
 some \
 milliseconds at the end; elsewhere, and with --mode blocking, it is closed while it is copied. Its \
 callers \
@@ -39,8 +39,8 @@ pub(crate) struct Move {
     /// With --plan: every statement that would run, of every shard
     #[arg(long, requires = "plan")]
     pub(crate) sql: bool,
-    /// How the rows get across [default: online if all sources have wal_level = logical, else
-    /// blocking]
+    /// How the rows get across [default: online if all sources can decode their WAL (wal_level),
+    /// else blocking, and the plan gives the reason]
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<MoveMode>,
     /// Do all but the fence, then wait for `pgshard moves continue`; the source serves, the target

@@ -83,7 +83,13 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             } else {
                 rights::As::Statements
             };
-            rights::run(args.purpose.into(), &args.role, printed, output)
+            let wanted = rights::Wanted {
+                purpose: args.purpose.into(),
+                role: &args.role,
+                service: args.service.into(),
+                by: args.by.map(Into::into),
+            };
+            rights::run(&wanted, printed, output)
         }
         Command::Migrate { command } => run_migrate(command, config, output).await,
         Command::Locate(args) => run_locate(args, config, output).await,

@@ -1,6 +1,6 @@
 //! `pgshard rights`.
 
-use pgshard::schema::{Grants, Purpose, rights, shard_migration};
+use pgshard::schema::{Grantor, Grants, Purpose, Service, rights, shard_migration};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -31,12 +31,22 @@ pub(super) struct Answer<'a> {
     migration: Option<String>,
 }
 
-pub(super) fn run(
-    purpose: Purpose,
-    role: &str,
-    printed: As,
-    output: &Output,
-) -> Result<Exit, Failure> {
+/// Whose rights are printed, and for whom.
+pub(super) struct Wanted<'a> {
+    pub(super) purpose: Purpose,
+    pub(super) role: &'a str,
+    pub(super) service: Service,
+    /// Which role's script; `None` for all.
+    pub(super) by: Option<Grantor>,
+}
+
+pub(super) fn run(wanted: &Wanted<'_>, printed: As, output: &Output) -> Result<Exit, Failure> {
+    let Wanted {
+        purpose,
+        role,
+        service,
+        by,
+    } = *wanted;
     if role.is_empty() || role.contains('\0') {
         return Err(Failure::usage("--role: a role has a name, without NUL"));
     }
@@ -45,7 +55,16 @@ pub(super) fn run(
             printed cannot show them";
         return Err(Failure::usage(error).hint("rename the role: ALTER ROLE … RENAME TO …"));
     }
-    let (parts, migration) = (rights(purpose, role), shard_migration(purpose, role));
+    let (mut parts, migration) = (
+        rights(purpose, role, service),
+        shard_migration(purpose, role),
+    );
+    parts.retain(|part| by.is_none_or(|by| by == part.grantor));
+    if parts.is_empty() {
+        let error = "--by: there is nothing to grant for the owner: the administrator's script is \
+            all that this role needs";
+        return Err(Failure::usage(error));
+    }
     match (output.format(), printed) {
         (Format::Json, _) => {
             let parts = parts

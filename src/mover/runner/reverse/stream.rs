@@ -57,7 +57,10 @@ pub(crate) async fn prepare(
         }
     }
     let why = match facts::of_host(target).await? {
-        Ok(facts) => facts::no_reverse(&facts.stream),
+        Ok(mut facts) => {
+            facts.try_replication(target).await?;
+            facts::no_reverse(&facts)
+        }
         Err(_) => Some("it is not bootstrapped"),
     };
     if let Some(why) = why {

@@ -111,7 +111,7 @@ async fn check(
     let new = look(host).await?;
     let mut refusals = Vec::new();
     let mut missing = BTreeSet::new();
-    if new.wal_level != "logical" {
+    if !new.can_decode {
         let text = format!(
             "{}: wal_level is {}: moves from it that keep shards open need logical (a restart of \
                 the server)",

@@ -34,7 +34,8 @@ pub(crate) enum ListedHost {
         wal_level: String,
         wal: String,
         wal_kept_bytes: Option<u64>,
-        standbys: u32,
+        /// `null` where the server hides them.
+        standbys: Option<u32>,
         lag_bytes: Option<u64>,
         lag_ms: Option<f64>,
     },
@@ -181,7 +182,9 @@ fn row(name: &str, answer: &Result<HostStatus, Silent>) -> [String; 10] {
         facts.wal.clone(),
         facts.wal_level.clone(),
         facts.wal_kept.map_or_else(none, size),
-        facts.standbys.to_string(),
+        facts
+            .standbys
+            .map_or_else(none, |standbys| standbys.to_string()),
         lag,
     ]
 }

@@ -119,7 +119,7 @@ fn of_status(status: &HostStatus) -> Markup {
         dd { code { (status.wal) } span.faint { ", wal_level " (status.wal_level)
             @if let Some(kept) = status.wal_kept { ", slots keep " (size(kept)) } } }
         dt { "standbys" }
-        dd { (status.standbys)
+        dd { (status.standbys.map_or_else(|| "unknown".to_owned(), |count| count.to_string()))
             @if let Some(bytes) = status.lag_bytes {
                 span.faint { ", the slowest " (size(bytes)) " behind"
                     @if let Some(ms) = status.lag_ms { ", " (draw::milliseconds(ms)) } }

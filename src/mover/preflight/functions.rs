@@ -1,0 +1,112 @@
+//! Which of the functions that moves call a host does not provide. Some services have taken some of
+//! them away from ordinary roles, or made them fail. A move needs to know before it copies.
+
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+
+/// A function that the host does not provide to the role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) function: String,
+    pub(crate) needed: Needed,
+}
+
+/// What needs a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needed {
+    /// Every move.
+    Always,
+    /// Online moves and rollbacks.
+    Online,
+    /// The source of those.
+    Slots,
+    /// No move: without it less is known, as is said here.
+    Better(&'static str),
+}
+
+const WHICH_SERVER: &str = "that another server has taken the host's place is noticed by the time \
+    of its start only";
+
+/// Functions about the server, which PostgreSQL lets every role call. Those of no risk are left
+/// out: functions of values, and those that read the catalogs.
+const FUNCTIONS: &[(&str, Needed)] = &[
+    ("hash_record_extended", Needed::Always),
+    ("hashtextextended", Needed::Always),
+    ("pg_advisory_lock", Needed::Always),
+    ("pg_advisory_unlock", Needed::Always),
+    ("pg_advisory_unlock_all", Needed::Always),
+    ("pg_advisory_xact_lock", Needed::Always),
+    ("pg_advisory_xact_lock_shared", Needed::Always),
+    ("pg_backend_pid", Needed::Always),
+    ("pg_current_snapshot", Needed::Always),
+    ("pg_current_wal_insert_lsn", Needed::Always),
+    ("pg_current_xact_id", Needed::Always),
+    ("pg_current_xact_id_if_assigned", Needed::Always),
+    ("pg_export_snapshot", Needed::Always),
+    ("pg_get_replication_slots", Needed::Always),
+    ("pg_listening_channels", Needed::Always),
+    ("pg_lock_status", Needed::Always),
+    ("pg_notify", Needed::Always),
+    ("pg_prepared_xact", Needed::Always),
+    ("pg_sequence_last_value", Needed::Always),
+    ("pg_stat_get_activity", Needed::Always),
+    ("pg_terminate_backend", Needed::Always),
+    ("pg_total_relation_size", Needed::Always),
+    ("pg_try_advisory_lock", Needed::Always),
+    ("pg_try_advisory_xact_lock", Needed::Always),
+    ("setval", Needed::Always),
+    ("pg_create_logical_replication_slot", Needed::Slots),
+    ("pg_drop_replication_slot", Needed::Slots),
+    ("pg_logical_emit_message", Needed::Online),
+    ("pg_postmaster_start_time", Needed::Online),
+    ("pg_replication_slot_advance", Needed::Slots),
+    ("pg_snapshot_xmax", Needed::Online),
+    ("pg_wal_lsn_diff", Needed::Online),
+    ("pg_control_system", Needed::Better(WHICH_SERVER)),
+    ("pg_current_wal_lsn", Needed::Better(WHICH_SERVER)),
+    ("pg_walfile_name", Needed::Better(WHICH_SERVER)),
+    (
+        "pg_stat_get_wal_senders",
+        Needed::Better("free walsenders and standbys are not counted"),
+    ),
+];
+
+/// Functions that may be there and fail.
+const CALLED: &[&str] = &[
+    "pg_control_system",
+    "pg_current_wal_insert_lsn",
+    "pg_current_wal_lsn",
+    "pg_postmaster_start_time",
+];
+
+/// The functions that the host does not provide: the role may not execute them, or they fail.
+///
+/// Locks: none but ACCESS SHARE on catalogs, for a statement.
+pub(crate) async fn missing(session: &Session) -> Result<Vec<Missing>, Error> {
+    let what = "looking for functions";
+    let sql = "SELECT f.name FROM unnest($1::text[]) WITH ORDINALITY AS f (name, at)
+        WHERE (SELECT coalesce(bool_and(has_function_privilege(p.oid, 'EXECUTE')), false)
+            FROM pg_proc p WHERE p.proname = f.name AND p.pronamespace = 'pg_catalog'::regnamespace) IS FALSE
+        ORDER BY f.at";
+    let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
+    let mut absent: Vec<String> = Vec::new();
+    for row in session.rows(what, sql, &[&names]).await? {
+        absent.push(row.get(0)?);
+    }
+    for function in CALLED {
+        let call = format!("SELECT count(*) FROM pg_catalog.{function}()");
+        if !absent.iter().any(|name| name == function)
+            && session.row_if_provided(what, &call).await?.is_none()
+        {
+            absent.push((*function).to_owned());
+        }
+    }
+    let missing = FUNCTIONS
+        .iter()
+        .filter(|(name, _)| absent.iter().any(|one| one == name));
+    let missing = missing.map(|(function, needed)| Missing {
+        function: (*function).to_owned(),
+        needed: *needed,
+    });
+    Ok(missing.collect())
+}
