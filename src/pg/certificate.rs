@@ -1,5 +1,5 @@
 //! What libpq looks at in a server's certificate and the TLS library does not: whether it is one of
-//! those that are trusted, although it says that it is an authority's; and the common name, where
+//! the trusted ones, although it is marked as an authority's; and the common name, where
 //! there is no other.
 //! <https://www.postgresql.org/docs/current/libpq-ssl.html#LIBQ-SSL-CERTIFICATES>
 
@@ -21,8 +21,8 @@ pub(super) fn is_valid_at(certificate: &[u8], now: Duration) -> bool {
     })
 }
 
-/// Whether a certificate without alternative names is of this server by its common name. `*` stands
-/// for the first label of a name.
+/// Whether a certificate without alternative names is of this server by its common name. `*` matches
+/// the first label of a name.
 pub(super) fn is_named(certificate: &[u8], server: &ServerName<'_>) -> bool {
     let Ok(certificate) = Certificate::from_der(certificate) else {
         return false;

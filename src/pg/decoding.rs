@@ -1,5 +1,5 @@
 //! Conditions in SQL about logical decoding, which online moves read their changes with: whether a
-//! server can decode its WAL, and whether a role may ask for that.
+//! server can decode its WAL, and whether a role may use that.
 
 /// Whether the server can decode its WAL. From version 19 on `wal_level = replica` is enough: the
 /// first logical slot raises the effective level.

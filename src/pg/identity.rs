@@ -111,8 +111,8 @@ pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_rea
     pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()), \
     pg_catalog.pg_backend_pid()";
 
-/// The same without the time of the start: two addresses that lead to one server are then told
-/// apart by their identities only.
+/// The same without the time of the start: two addresses that lead to one server then differ
+/// by their identities only.
 const WHO_UNSTARTED: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN \
     pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \

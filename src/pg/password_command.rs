@@ -49,8 +49,8 @@ impl PasswordCommand {
         self.folder = folder.join(&self.folder);
     }
 
-    /// The first line that the program prints. It runs once for all who ask within five seconds,
-    /// and others wait meanwhile; it blocks.
+    /// The first line that the program prints. It runs once for all calls within five seconds,
+    /// and concurrent calls wait for it; it blocks.
     pub(super) fn read(&self) -> Result<String, PasswordError> {
         // A panic while it is held leaves the last password as it was.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

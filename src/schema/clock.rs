@@ -234,7 +234,7 @@ fn of_two(
 }
 
 /// Shards that make no ID, since their sequences were never called: the server was filled by logical
-/// replication, or by a dump of the schema, which have no values of sequences. IDs go on from the
+/// replication, or by a dump of the schema, which have no values of sequences. IDs continue from the
 /// clock.
 fn ids_unset(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     for shard in &clock.ids_unset {

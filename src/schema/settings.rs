@@ -129,15 +129,16 @@ mod tests {
     #[test]
     fn what_matters() {
         let mut survey = survey_of(&[("db1", ""), ("db2", ""), ("db3", "down")]);
-        for (name, encoding, fsync, version) in [
-            ("db1", "UTF8", "on", 150_004),
-            ("db2", "LATIN1", "off", 180_001),
+        // Version 19 decodes its WAL at either level.
+        for (name, encoding, fsync, wal_level, version) in [
+            ("db1", "UTF8", "on", "logical", 150_004),
+            ("db2", "LATIN1", "off", "replica", 190_001),
         ] {
             let facts = survey.get_mut(name).unwrap().as_mut().unwrap();
             let pairs = [
                 ("server_encoding", encoding),
                 ("fsync", fsync),
-                ("wal_level", "logical"),
+                ("wal_level", wal_level),
             ];
             facts.settings = pairs
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -156,7 +157,7 @@ mod tests {
             [
                 "settings_differ hosts differ in server_encoding: LATIN1 on db2; UTF8 on db1",
                 "unsafe_setting fsync is off: a crash of its machine can lose or damage everything",
-                "versions_differ hosts have different versions of PostgreSQL: 15 on db1; 18 on db2",
+                "versions_differ hosts have different versions of PostgreSQL: 15 on db1; 19 on db2",
             ]
         );
     }

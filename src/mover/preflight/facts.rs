@@ -109,7 +109,7 @@ pub(crate) struct ConnectionLimit {
 pub(crate) enum ReplicationRight {
     /// By an attribute of the role.
     Granted,
-    /// No attribute says that it may. On some services a membership does.
+    /// No attribute grants it. On some services a membership does.
     Unknown,
     /// The server refused a temporary slot, for this reason.
     Refused(String),
@@ -269,7 +269,7 @@ fn question() -> String {
     )
 }
 
-/// What a host says of its walsenders, which some services hide: how many can still be started, and
+/// A host's walsenders, which some services hide: how many can still be started, and
 /// whether commits wait for standbys, and there is none.
 const SENDERS: &str = "SELECT current_setting('max_wal_senders')::bigint - count(*),
         current_setting('synchronous_standby_names') <> '' AND \
@@ -278,7 +278,7 @@ const SENDERS: &str = "SELECT current_setting('max_wal_senders')::bigint - count
                 IN ('sync', 'quorum', 'hidden')) = 0
         FROM pg_stat_replication";
 
-/// The tightest limit on connections. The session that asks is not counted: it is the mover's.
+/// The tightest limit on connections. The session itself is not counted: it is the mover's.
 const CONNECTIONS: &str = "WITH sessions AS (
         -- What is hidden from the role has no kind.
         SELECT datid, usesysid FROM pg_stat_activity
@@ -398,7 +398,7 @@ impl HostFacts {
     }
 
     /// Finds out whether the role may create replication slots where no attribute of it shows: the
-    /// server is asked for a temporary one, which is dropped again. An error for any other reason
+    /// server creates a temporary one, which is dropped again. An error for any other reason
     /// than the right leaves it unknown.
     ///
     /// Locks: none. The slot waits for transactions that have written, at most for as long as any
@@ -608,7 +608,7 @@ pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Server
     Ok(Servers { source, target })
 }
 
-/// When a server was started; and, where it says so, the identifier of its system, which its
+/// When a server was started; and, where it provides them, the identifier of its system, which its
 /// standbys share, and its timeline, which a promotion changes.
 async fn server(session: &Session) -> Result<String, Error> {
     let what = "asking the host which server it is";

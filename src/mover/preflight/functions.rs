@@ -20,7 +20,7 @@ pub(crate) enum Needed {
     Online,
     /// The source of those.
     Slots,
-    /// No move: without it less is known, as is said here.
+    /// No move: without it less is known, namely this.
     Better(&'static str),
 }
 

@@ -447,7 +447,7 @@ pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> 
     }
 }
 
-/// Why no mode but blocking was suitable, for the operator who has not asked for it.
+/// Why no mode but blocking was suitable, where the operator has not chosen it.
 pub(crate) fn why_blocking<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Vec<String> {
     let mute = sources
         .into_iter()
