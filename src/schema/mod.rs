@@ -52,6 +52,7 @@ mod streams;
 mod survey;
 #[cfg(test)]
 pub(crate) mod tables;
+pub mod top;
 
 pub use backfill::backfill;
 pub use bootstrap::bootstrap;

@@ -11,6 +11,7 @@ mod local;
 mod readers;
 mod remedies;
 mod servers;
+mod top;
 mod verbs;
 
 use std::path::Path;

@@ -16,6 +16,7 @@ mod recover;
 #[cfg(test)]
 mod remedies;
 mod tickets;
+mod top;
 
 use std::path::PathBuf;
 
@@ -41,6 +42,7 @@ pub(crate) use tickets::{
     TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall, WorkersRelease,
     WorkersStatus,
 };
+pub(crate) use top::Top;
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///
@@ -186,6 +188,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: HostCommand,
     },
+    Top(Top),
     Exporter(Exporter),
     #[cfg(feature = "console")]
     Console(Console),

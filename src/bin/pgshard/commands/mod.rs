@@ -32,6 +32,7 @@ mod rights;
 mod schemas;
 mod sql;
 mod tickets;
+mod top;
 mod watching;
 mod workers;
 
@@ -103,6 +104,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             psql::run(&target, &args.args, config, output).await
         }
         Command::Explain(args) => explain::run(args.code.as_deref(), output),
+        Command::Top(args) => top::run(&args, config, output).await,
         Command::Exporter(args) => exporter::run(&args, config, output).await,
         #[cfg(feature = "console")]
         Command::Console(args) => console::run(&args, config, output).await,
@@ -475,6 +477,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Workers { .. }
         | Command::Map { .. }
         | Command::Host { .. }
+        | Command::Top(_)
         | Command::Sql(_)
         | Command::Bench(_)
         | Command::Demo(_)

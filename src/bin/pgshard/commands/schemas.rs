@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{
     bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, map,
     map_carry, map_versions, migrate, moves, rebalance, recover, relocate, rights, sql, tickets,
-    workers,
+    top, workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -99,6 +99,7 @@ fn all() -> Vec<Printed> {
         "tickets create": tickets::CreatedSeries<'static>;
         "tickets next": tickets::Taken;
         "tickets status": tickets::Status;
+        "top": top::Report;
         "workers hold": workers::HeldOn<'static>;
         "workers install": workers::InstalledOn<'static>;
         "workers release": workers::ReleasedOn<'static>;
