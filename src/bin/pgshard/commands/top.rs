@@ -101,7 +101,13 @@ pub(crate) async fn run(
     let config = context::config(config)?;
     let interval = Duration::from_secs(args.interval_s);
     output.note(format_args!("counting for {} s", args.interval_s));
-    let readings = join_all(config.hosts.values().map(|host| read(&config, host, interval))).await;
+    let readings = join_all(
+        config
+            .hosts
+            .values()
+            .map(|host| read(&config, host, interval)),
+    )
+    .await;
     let mut report = Report {
         interval_ms: args.interval_s * 1000,
         busiest: Vec::new(),
@@ -134,11 +140,7 @@ pub(crate) async fn run(
     Ok(exit)
 }
 
-async fn read(
-    config: &Config,
-    host: &HostConfig,
-    interval: Duration,
-) -> Result<Reading, String> {
+async fn read(config: &Config, host: &HostConfig, interval: Duration) -> Result<Reading, String> {
     let connection = host.connect.connect("pgshard top").await;
     let connection = connection.map_err(|error| chain(&error))?;
     let look = || top::activity(connection.client(), &config.cluster.prefix, STATEMENTS_READ);
@@ -227,7 +229,11 @@ impl Report {
             statement,
             calls_per_s: rounded(calls),
             ms_per_s: rounded(ms),
-            mean_ms: if calls > 0.0 { rounded(ms / calls) } else { 0.0 },
+            mean_ms: if calls > 0.0 {
+                rounded(ms / calls)
+            } else {
+                0.0
+            },
         };
         self.statements = statements
             .into_iter()
@@ -237,7 +243,8 @@ impl Report {
         self.statements
             .sort_by(|a, b| b.ms_per_s.total_cmp(&a.ms_per_s));
         self.statements.truncate(limit);
-        self.blockers.sort_by_key(|one| std::cmp::Reverse(one.waiting));
+        self.blockers
+            .sort_by_key(|one| std::cmp::Reverse(one.waiting));
         self.blockers.truncate(limit);
     }
 }
