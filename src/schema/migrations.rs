@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::dump::{About, FromDump, from_dump};
 use super::facts::RecordedMigration;
 use super::own::{MARK, OWN};
 use super::script::{Repeatable, Statement, forbidden, repeatable, statements, unclosed};
@@ -472,6 +473,20 @@ fn sql(text: &str) -> String {
 
 /// How a file runs, by its comments and its statements.
 fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
+    let about = match text.lines().any(|line| is_directive(line, ONCE_PER_HOST)) {
+        true => About::Host,
+        false => About::Shard,
+    };
+    let dumped = from_dump(text, about);
+    if !dumped.is_empty() {
+        let mistake = |found: FromDump| MigrationMistake::Statement {
+            file: file.to_owned(),
+            line: found.line,
+            statement: found.statement,
+            why: found.why,
+        };
+        return Err(dumped.into_iter().map(mistake).collect());
+    }
     if let Some(found) = unclosed(text) {
         let (file, line, statement, why) = (file.to_owned(), found.line, found.mark, found.why);
         return Err(vec![MigrationMistake::Statement {
@@ -563,6 +578,14 @@ fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
     } else {
         Err(mistakes)
     }
+}
+
+/// Whether a line is the comment that gives this directive.
+fn is_directive(line: &str, directive: &str) -> bool {
+    line.trim()
+        .strip_prefix("--")
+        .and_then(|comment| comment.trim().strip_prefix("pgshard:"))
+        .is_some_and(|said| said.trim() == directive)
 }
 
 /// A statement that runs outside transactions, changed to run in one for a shard without rows and

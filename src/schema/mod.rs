@@ -16,6 +16,7 @@ mod cluster;
 mod compare;
 mod contents;
 mod damage;
+mod dump;
 mod exposed;
 mod facts;
 mod fault;

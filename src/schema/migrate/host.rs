@@ -250,19 +250,28 @@ impl<'a> OnHost<'a> {
                     shard: task.shard,
                 });
             }
-            Outcome::Again(_) if since.elapsed() < self.pace.patience => {
-                task.tries += 1;
-                let pause = PAUSE_MIN
-                    .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
-                    .min(PAUSE_MAX);
-                task.due = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
-                self.queue.lock().expect(NO_PANIC).insert(0, task);
-            }
+            Outcome::Again(_) if since.elapsed() < self.pace.patience => self.later(task),
             Outcome::Again(fault) => {
-                let holder = self
-                    .holder(&worker.client, task.shard)
-                    .await
-                    .map_err(lost)?;
+                let is_outside = steps
+                    .get(task.done)
+                    .is_some_and(|one| one.outside.is_some());
+                let snapshot = match is_outside {
+                    true => oldest_snapshot(&worker.client).await.map_err(lost)?,
+                    false => None,
+                };
+                if snapshot.as_ref().is_some_and(|oldest| oldest.is_movers)
+                    && since.elapsed() < self.pace.patience + MOVERS_PATIENCE
+                {
+                    self.later(task);
+                    return Ok(());
+                }
+                let holder = match snapshot {
+                    Some(oldest) => Some(oldest.words),
+                    None => self
+                        .holder(&worker.client, task.shard)
+                        .await
+                        .map_err(lost)?,
+                };
                 let (words, seconds) = (fault.to_string(), since.elapsed().as_secs());
                 let fault = ShardFault::Busy {
                     words,
@@ -282,6 +291,16 @@ impl<'a> OnHost<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Tries a shard again after a pause.
+    fn later(&self, mut task: Task) {
+        task.tries += 1;
+        let pause = PAUSE_MIN
+            .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
+            .min(PAUSE_MAX);
+        task.due = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
+        self.queue.lock().expect(NO_PANIC).insert(0, task);
     }
 
     /// Runs as many steps as succeed. What is done stays done.
@@ -406,6 +425,45 @@ impl<'a> OnHost<'a> {
         rows.first().map(|row| row.try_get(0)).transpose()
     }
 }
+
+/// The session with the oldest snapshot of the database: what CREATE INDEX CONCURRENTLY waits for,
+/// whatever tables that session reads.
+struct OldestSnapshot {
+    words: String,
+    /// Whether it is a mover's: a move reads in snapshots that end by themselves.
+    is_movers: bool,
+}
+
+/// Locks: none.
+async fn oldest_snapshot(client: &Client) -> Result<Option<OldestSnapshot>, tokio_postgres::Error> {
+    let sql = format!(
+        "SELECT pg_catalog.format('process %s (%s) has the oldest snapshot of the database, %s s \
+            old%s: %s', a.pid,
+            coalesce(nullif(a.application_name, ''), a.usename::text, '?'),
+            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start)::int8,
+            CASE WHEN {IS_MOVERS} THEN ', for a move' ELSE '' END, {query}), {IS_MOVERS}
+        FROM pg_catalog.pg_stat_activity a
+        WHERE a.backend_xmin IS NOT NULL AND a.datname = pg_catalog.current_database()
+            AND a.pid <> pg_catalog.pg_backend_pid()
+        ORDER BY pg_catalog.age(a.backend_xmin) DESC, a.xact_start LIMIT 1",
+        query = shown("a.query")
+    );
+    let rows = client.query_typed(&sql, &[]).await?;
+    let read = |row: &tokio_postgres::Row| {
+        Ok(OldestSnapshot {
+            words: row.try_get(0)?,
+            is_movers: row.try_get(1)?,
+        })
+    };
+    rows.first().map(read).transpose()
+}
+
+/// Whether a session `a` is a mover's, by its name.
+const IS_MOVERS: &str = "a.application_name ~ '^pgshard (audit )?[0-9a-f]{8}-[0-9a-f-]{27}/'";
+
+/// How much longer an index is tried while a move has the oldest snapshot: an audit may hold one
+/// for ten minutes.
+const MOVERS_PATIENCE: Duration = Duration::from_secs(900);
 
 fn is_lost(fault: &HostFault) -> bool {
     matches!(fault, HostFault::Lost { .. })

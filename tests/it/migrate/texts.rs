@@ -1,7 +1,7 @@
 //! What stands in the files of migrations: the schema's name in strings, COPY, and names that
 //! PostgreSQL changes.
 
-use crate::support::World;
+use crate::support::{Ran, World};
 
 on_each_version! {
     /// `{shard}` in a string is the schema's name as the catalogs have it, so that a guard is true;
@@ -120,6 +120,74 @@ on_each_version! {
             world.run(&["migrate", "retry"]).await.ended(0);
             assert_eq!(world.recorded(file).await, 4);
         }
+    }
+
+    /// pg_dump's output is refused when it is read, with the lines to take out; without them it
+    /// runs.
+    async fn the_output_of_pg_dump_is_refused_by_line(version) {
+        let world = World::new(&[version], 2).await;
+        let dumped = "\\restrict k3\n\nSET statement_timeout = 0;\n\
+            SELECT pg_catalog.set_config('search_path', '', false);\n\
+            CREATE TABLE {shard}.y (a text);\n\
+            COPY {shard}.y (a) FROM stdin;\nit's a row\n\\.\n\n\\unrestrict k3\n";
+        world.file(("migrations/0002_y.sql", dumped));
+        let before = world.everything().await;
+        let ran = world.run(&["migrate", "up"]).await;
+        assert_ne!(ran.code(), 0);
+        for told in [
+            "0002_y.sql line 1: \\restrict is a command of psql",
+            "0002_y.sql line 4: SELECT PG_CATALOG SET_CONFIG empties the search_path",
+            "0002_y.sql line 6: COPY SHARD Y has rows from the client",
+            "0002_y.sql line 10: \\unrestrict is a command of psql",
+        ] {
+            assert!(ran.stderr.contains(told), "{told}: {}", ran.stderr);
+        }
+        assert_eq!(world.everything().await, before, "no server was asked");
+        let rest: Vec<&str> = dumped
+            .lines()
+            .filter(|line| line.starts_with("CREATE") || line.starts_with("SET"))
+            .collect();
+        world.file(("migrations/0002_y.sql", &rest.join("\n")));
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!(world.recorded("0002_y").await, 2);
+    }
+
+    /// CREATE INDEX CONCURRENTLY waits for every snapshot of the database. A move's ends by itself,
+    /// and is waited for beyond the patience; another's is named.
+    async fn an_index_waits_for_the_snapshot_of_a_move(version) {
+        let world = World::new(&[version], 1).await;
+        let index = "-- pgshard: no-transaction\nCREATE INDEX CONCURRENTLY y ON {shard}.users (name)";
+        world.file(("migrations/0002_y.sql", index));
+        let (db1, holder) = (world.servers.superuser(0).await, world.servers.app(0).await);
+        let old = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class";
+        holder.batch_execute("SET application_name = 'psql'").await.unwrap();
+        holder.batch_execute(old).await.unwrap();
+        let up = ["migrate", "up", "--patience-s", "1"];
+        let ran = world.run(&up).await;
+        let said = &ran.ended(8).stderr;
+        assert!(said.contains("(psql) has the oldest snapshot of the database"), "{said}");
+        holder.batch_execute("ROLLBACK").await.unwrap();
+        let name = "pgshard 0192a1b2-0000-7000-8000-000000000000/0/0192a1b2";
+        holder.batch_execute(&format!("SET application_name = '{name}'")).await.unwrap();
+        holder.batch_execute(old).await.unwrap();
+        let waiting = world.command(&up, &[]).spawn().unwrap();
+        let waits = "SELECT count(*) = 1 FROM pg_stat_activity
+            WHERE query LIKE '%CREATE INDEX CONCURRENTLY%' AND wait_event_type = 'Lock'
+                AND query_start > $1";
+        // The second try is later than the patience.
+        let mut since = std::time::SystemTime::UNIX_EPOCH;
+        for _ in 0..2 {
+            while !db1.query_one(waits, &[&since]).await.unwrap().get::<_, bool>(0) {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            let sql = "SELECT max(query_start) FROM pg_stat_activity
+                WHERE query LIKE '%CREATE INDEX CONCURRENTLY%' AND wait_event_type = 'Lock'";
+            let seen = db1.query_one(sql, &[]).await.unwrap();
+            since = seen.get::<_, Option<std::time::SystemTime>>(0).unwrap_or(since);
+        }
+        holder.batch_execute("ROLLBACK").await.unwrap();
+        Ran::of(waiting).await.ended(0);
+        assert_eq!(world.recorded("0002_y").await, 1);
     }
 
     /// A text without an end is named with its file and line, not with what comes after it.
