@@ -212,13 +212,21 @@ impl Mover {
     /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move
     /// in whatever phase. Sorted by move, then shard. Hosts that cannot be asked are named.
     pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, Heard<Entry>> {
-        Box::pin(async move { Heard::of(self.context.list(id).await) })
+        Box::pin(async move {
+            let (mut entries, unknown) = self.context.list(id).await;
+            progress::mark_lost(&self.context, &mut entries).await;
+            Heard::of((entries, unknown))
+        })
     }
 
     /// Every move in the journals of the hosts, those that were completed or aborted too: all that
     /// ever left a host. By move, then shard. Hosts that cannot be asked are named.
     pub fn list_all(&self) -> BoxFuture<'_, Heard<Entry>> {
-        Box::pin(async move { Heard::of(self.context.list_all(None).await) })
+        Box::pin(async move {
+            let (mut entries, unknown) = self.context.list_all(None).await;
+            progress::mark_lost(&self.context, &mut entries).await;
+            Heard::of((entries, unknown))
+        })
     }
 
     /// Takes the kept shards of a move back to where they were, with all that was written since.

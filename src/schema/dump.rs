@@ -67,8 +67,8 @@ const ROWS: &str = "has rows from the client: dump without them (`pg_dump --sche
     INSERT";
 const SCHEMA: &str = "makes a schema; each shard has its own, which bootstrap makes: take it out";
 const COMMENT: &str = "is about a schema that is no shard's: take it out";
-const PATH: &str = "empties the search_path of the statements that follow, as pg_dump does: take it \
-    out, and name the schema as {shard}";
+const PATH: &str = "empties the search_path of the statements that follow, as pg_dump does: take \
+    it out, and name the schema as {shard}";
 
 fn is_copy_from_client(statement: &Statement) -> bool {
     let words = &statement.words;

@@ -47,8 +47,17 @@ pub struct OfMoves {
     pub schemas: BTreeSet<String>,
     /// Replication slots of this database whose names begin with `pgshard_`.
     pub slots: Vec<String>,
+    /// Those of them that the server has invalidated.
+    pub lost_slots: Vec<String>,
     /// Publications whose names begin with `pgshard_`.
     pub publications: Vec<String>,
+    /// The slot of those that keeps VACUUM from the most rows of the catalogs.
+    pub catalog_slot: Option<String>,
+    /// The dead rows of the catalogs that grow with each change of a definition, and of temporary
+    /// tables.
+    pub dead_catalog_rows: u64,
+    /// Their live rows.
+    pub live_catalog_rows: u64,
 }
 
 /// The server, and the rights of the role that asked; or of the owner, where who asked only
@@ -159,6 +168,8 @@ pub struct OpenWay {
     pub id: Uuid,
     /// Where the shard is.
     pub target: HostName,
+    /// The slot there from which its old copy takes changes.
+    pub slot: String,
 }
 
 /// A move that is at work or has stopped halfway.

@@ -434,7 +434,7 @@ impl Director {
     /// Whether somebody caused what a move reports that had no fate of its own.
     fn excuses(&self, code: i32, said: &str) -> bool {
         let prepared =
-            said.contains("has prepared transactions") && self.shared.case.has("prepared");
+            said.contains("old prepared transactions") && self.shared.case.has("prepared");
         let locked = said.contains("lock timeout") && self.locked_until > Instant::now();
         // Some of a move's shards have moved on, and the others are rolled back.
         let gone = said.contains("a rollback is no longer possible");

@@ -9,7 +9,7 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 use crate::mover::control::context::{ByHost, Context};
-use crate::mover::control::journal::Entry;
+use crate::mover::control::journal::{Entry, ReverseReplication};
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
@@ -181,6 +181,45 @@ pub(crate) async fn reverse_streams(
         .collect()
 }
 
+/// Marks the reverse replications whose slots are gone or invalidated as lost. The journal says so
+/// only once a command has looked that may write.
+pub(crate) async fn mark_lost(context: &Context, entries: &mut [Entry]) {
+    let mut slots: ByHost<BTreeSet<String>> = BTreeMap::new();
+    for entry in entries.iter() {
+        if let Some(back) = open_back(entry) {
+            let of_host = slots.entry(entry.target.clone()).or_default();
+            of_host.insert(back.stream.clone());
+        }
+    }
+    let looked = slots.into_iter().map(|(host, slots)| async move {
+        let there = async {
+            let session = context.hosts.open(&host).await?;
+            slot::valid(&session, &slots).await
+        };
+        (host.clone(), there.await)
+    });
+    let looked: ByHost<_> = futures_util::future::join_all(looked)
+        .await
+        .into_iter()
+        .collect();
+    for entry in entries {
+        let Some(Ok(there)) = looked.get(&entry.target) else {
+            continue;
+        };
+        let is_lost = open_back(entry).is_some_and(|back| !there.contains(&back.stream));
+        if let (true, Some(back)) = (is_lost, &mut entry.reverse) {
+            let (slot, host) = (&back.stream, &entry.target);
+            back.lost = Some(format!("its slot {slot} on {host} is gone"));
+        }
+    }
+}
+
+/// The reverse replication of a shard that is kept, if it can be used.
+fn open_back(entry: &Entry) -> Option<&ReverseReplication> {
+    let back = entry.reverse.as_ref()?;
+    (entry.phase == Phase::Kept && back.is_open()).then_some(back)
+}
+
 async fn at_source(
     context: &Context,
     host: &HostName,
@@ -274,7 +313,8 @@ async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamPro
             greatest(0, pg_current_wal_insert_lsn() - s.restart_lsn)::bigint,
             greatest(0, pg_current_wal_insert_lsn() - greatest(s.confirmed_flush_lsn, \
             r.write_lsn))::bigint,
-            extract(epoch FROM coalesce(r.flush_lag, r.write_lag))::double precision
+            extract(epoch FROM coalesce(r.flush_lag, r.write_lag))::double precision,
+            s.confirmed_flush_lsn IS NOT NULL
         FROM pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE \
         s.slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
@@ -301,8 +341,16 @@ async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamPro
                 .get::<_, Option<f64>>(4)?
                 .and_then(|s| Duration::try_from_secs_f64(s).ok());
         }
-        None if waits => stream.blockers.push(slot::blockers(source).await?),
         None => {}
+    }
+    // It is listed while it is being created, and can send nothing before that is done.
+    let is_there = match rows.first() {
+        Some(row) => row.get(5)?,
+        None => false,
+    };
+    if waits && !is_there {
+        stream.wal_status = None;
+        stream.blockers.push(slot::blockers(source).await?);
     }
     Ok(stream)
 }

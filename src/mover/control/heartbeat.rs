@@ -7,7 +7,7 @@
 //! for safety: that comes from the compare-and-swap on the lease's token in every statement.
 
 use crate::mover::protocol::lease::Leases;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,25 +15,32 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::map::HostName;
 use crate::shard::ShardId;
 
 use crate::mover::control::journal::Hold;
 use crate::mover::control::requests::DESIRED;
-use crate::mover::control::session::Session;
+use crate::mover::control::session::{Hosts, Session};
 use crate::mover::control::worker::Claimant;
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::desired::StopRequest;
 use crate::mover::protocol::error::Error;
+use crate::pg::cause::chain;
 
 /// The first key of the session locks of movers. The second is the first half of the lease.
 pub(in crate::mover) use crate::schema::lock::MOVERS as LOCK_CLASS;
 
+/// How long a mover tries to renew its leases at a host that does not answer, before it gives its
+/// shards up. It may be longer than a lease: the lease is a row of that host, so nobody can take it
+/// over meanwhile, and every statement that changes something names it.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+
 /// Renews a mover's lease and those of the shards that it holds on one host. It has a connection of
-/// its own, which holds the lease's session lock.
+/// its own, which holds the lease's session lock. One that is lost is opened again.
 pub(crate) struct Heartbeat {
-    session: Arc<Session>,
+    session: SharedSession,
     held: Arc<Mutex<Vec<HeldShard>>>,
-    lost: watch::Receiver<BTreeSet<ShardId>>,
+    lost: watch::Receiver<BTreeMap<ShardId, Loss>>,
     desired: watch::Sender<BTreeMap<ShardId, DesiredState>>,
     asked: watch::Receiver<Option<StopRequest>>,
     lease: Uuid,
@@ -46,6 +53,48 @@ struct HeldShard {
     renewed: Instant,
 }
 
+/// Why a shard's lease is no longer renewed.
+#[derive(Clone, Debug)]
+enum Loss {
+    /// Another command has taken it.
+    Taken,
+    /// Its host has not answered for so long.
+    Silent(HostName, Duration),
+}
+
+impl Loss {
+    fn into_error(self, shard: ShardId) -> Error {
+        match self {
+            Loss::Taken => Error::LeaseLost { shard },
+            Loss::Silent(host, silent) => Error::Unrenewed {
+                shard,
+                host,
+                silent,
+            },
+        }
+    }
+}
+
+/// The session of the heartbeat, which is replaced when it is lost.
+#[derive(Clone)]
+struct SharedSession(Arc<Mutex<Arc<Session>>>);
+
+impl SharedSession {
+    fn get(&self) -> Arc<Session> {
+        // A panic elsewhere never leaves it half replaced.
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn replace(&self, session: Session) -> Arc<Session> {
+        let session = Arc::new(session);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = session.clone();
+        session
+    }
+}
+
 impl Heartbeat {
     /// Records that a mover is at work, and keeps doing so. From here on nobody takes from it what
     /// it holds.
@@ -53,27 +102,29 @@ impl Heartbeat {
     /// Locks: one advisory lock that nobody waits for, for as long as the session lives; a row of
     /// its own.
     pub(crate) async fn start(
+        hosts: &Hosts,
         session: Session,
         claimant: &Claimant,
         leases: Leases,
     ) -> Result<Heartbeat, Error> {
-        let (high, _, _, _) = claimant.lease.as_fields();
-        let sql = "SELECT pg_advisory_lock($1, $2)";
-        session
-            .rows(
-                "taking the mover's lock",
-                sql,
-                &[&LOCK_CLASS, &high.cast_signed()],
-            )
-            .await?;
+        // What it writes need not be durable: a crash only makes a lease or a fence end sooner.
+        session.batch(SETTING, ASYNCHRONOUS).await?;
+        let sql = "SELECT pg_advisory_lock($1, $2), current_setting('application_name')";
+        let name = session
+            .row(LOCKING, sql, &[&LOCK_CLASS, &lock_key(claimant.lease)])
+            .await?
+            .get(1)?;
         session.enter(claimant, leases.lease).await?;
-        let session = Arc::new(session);
+        let session = SharedSession(Arc::new(Mutex::new(Arc::new(session))));
         let held = Arc::new(Mutex::new(Vec::new()));
-        let (report, lost) = watch::channel(BTreeSet::new());
+        let (report, lost) = watch::channel(BTreeMap::new());
         let desired = watch::Sender::new(BTreeMap::new());
         let (stop_request, asked) = watch::channel(None);
         let lease = claimant.lease;
         let beats = Beats {
+            hosts: hosts.clone(),
+            name,
+            is_locked: true,
             session: session.clone(),
             lease,
             held: held.clone(),
@@ -99,7 +150,7 @@ impl Heartbeat {
     pub(crate) async fn end(self) {
         self.task.abort();
         // A courtesy: the lock goes with the connection, and the lease ends by itself.
-        if let Err(error) = self.session.depart(self.lease).await {
+        if let Err(error) = self.session.get().depart(self.lease).await {
             tracing::debug!(%error, "the mover's row stays");
         }
     }
@@ -124,7 +175,7 @@ impl Heartbeat {
                 renewed: Instant::now(),
             });
         // The state that was desired before we came is known from the start.
-        if let Some(desired) = renew(&self.session, hold, self.leases).await? {
+        if let Some(desired) = renew(&self.session.get(), hold, self.leases).await? {
             self.desired.send_modify(|all| {
                 all.insert(hold.shard, desired);
             });
@@ -222,18 +273,25 @@ impl Heartbeat {
         }
     }
 
-    /// Waits until the shard's lease is lost. Never returns while it is held.
+    /// Waits until the shard's lease is lost, and gives the reason. Never returns while it is held.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(crate) async fn lost(&self, shard: ShardId) {
+    pub(crate) async fn lost(&self, shard: ShardId) -> Error {
         let mut lost = self.lost.clone();
-        // An error means that the task has ended, with every lease lost.
-        let _ = lost.wait_for(|lost| lost.contains(&shard)).await;
+        let loss = lost
+            .wait_for(|lost| lost.contains_key(&shard))
+            .await
+            .ok()
+            .and_then(|lost| lost.get(&shard).cloned());
+        // Without a reason the task has ended, and with it every lease.
+        loss.unwrap_or(Loss::Taken).into_error(shard)
     }
 
-    pub(crate) fn is_lost(&self, shard: ShardId) -> bool {
-        self.lost.borrow().contains(&shard)
+    /// Why the shard's lease is lost; `None` while it is held.
+    pub(crate) fn loss(&self, shard: ShardId) -> Option<Error> {
+        let loss = self.lost.borrow().get(&shard).cloned();
+        loss.map(|loss| loss.into_error(shard))
     }
 }
 
@@ -245,28 +303,37 @@ impl Drop for Heartbeat {
 
 /// What the task of a heartbeat works with.
 struct Beats {
-    session: Arc<Session>,
+    hosts: Hosts,
+    /// The `application_name` of its session.
+    name: String,
+    /// Whether the session has the lease's session lock.
+    is_locked: bool,
+    session: SharedSession,
     lease: Uuid,
     held: Arc<Mutex<Vec<HeldShard>>>,
     leases: Leases,
-    report: watch::Sender<BTreeSet<ShardId>>,
+    report: watch::Sender<BTreeMap<ShardId, Loss>>,
     desired: watch::Sender<BTreeMap<ShardId, DesiredState>>,
     stop_request: watch::Sender<Option<StopRequest>>,
 }
 
 impl Beats {
-    async fn run(self) {
+    async fn run(mut self) {
         loop {
             tokio::time::sleep(self.leases.beat).await;
+            let session = match self.opened().await {
+                Ok(session) => session,
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "a heartbeat failed");
+                    self.judge_silence(&self.session.get().host);
+                    continue;
+                }
+            };
             let holds: Vec<Hold> = self.held().iter().map(|held| held.hold).collect();
             // All are sent before the first answer is awaited: hundreds of shards cost one round
             // trip.
-            let each = holds
-                .iter()
-                .map(|hold| renew(&self.session, *hold, self.leases));
-            let presence = self
-                .session
-                .renew_presence(self.lease, self.leases.lease_ms());
+            let each = holds.iter().map(|hold| renew(&session, *hold, self.leases));
+            let presence = session.renew_presence(self.lease, self.leases.lease_ms());
             let (presence, beats) = tokio::join!(presence, futures_util::future::join_all(each));
             match presence {
                 Ok(Some(stop_request)) => {
@@ -276,10 +343,32 @@ impl Beats {
                 }
                 // The mover that has taken over has taken all shards.
                 Ok(None) => tracing::warn!("another mover has taken over"),
-                Err(error) => tracing::warn!(%error, "a heartbeat failed"),
+                Err(error) => tracing::warn!(error = chain(&error), "a heartbeat failed"),
             }
-            self.judge(&holds, beats);
+            self.judge(&session.host, &holds, beats);
         }
+    }
+
+    /// The session, opened again if it was lost: by a restart of the host, or by something that
+    /// ends connections.
+    async fn opened(&mut self) -> Result<Arc<Session>, Error> {
+        let mut session = self.session.get();
+        if session.client.is_closed() {
+            let new = self.hosts.open_new(&session.host).await?;
+            let sql = "SELECT set_config('application_name', $1, false)";
+            new.rows("naming the session", sql, &[&self.name]).await?;
+            new.batch(SETTING, ASYNCHRONOUS).await?;
+            tracing::info!(host = %new.host, "the session of the heartbeat was opened again");
+            (session, self.is_locked) = (self.session.replace(new), false);
+        }
+        if !self.is_locked {
+            // The server may not have noticed yet that the former session is gone.
+            let sql = "SELECT pg_try_advisory_lock($1, $2)";
+            let key = lock_key(self.lease);
+            let row = session.row(LOCKING, sql, &[&LOCK_CLASS, &key]).await?;
+            self.is_locked = row.get(0)?;
+        }
+        Ok(session)
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, Vec<HeldShard>> {
@@ -287,10 +376,15 @@ impl Beats {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn judge(&self, holds: &[Hold], beats: Vec<Result<Option<DesiredState>, Error>>) {
-        let mut held = self.held();
-        let mut gone = Vec::new();
+    fn judge(
+        &self,
+        host: &HostName,
+        holds: &[Hold],
+        beats: Vec<Result<Option<DesiredState>, Error>>,
+    ) {
+        let mut gone = BTreeMap::new();
         for (hold, beat) in holds.iter().zip(beats) {
+            let mut held = self.held();
             // The shard was let go of meanwhile.
             let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else {
                 continue;
@@ -301,22 +395,47 @@ impl Beats {
                     self.desired
                         .send_if_modified(|all| all.insert(hold.shard, desired) != Some(desired));
                 }
-                Ok(None) => gone.push(hold.shard),
+                Ok(None) => drop(gone.insert(hold.shard, Loss::Taken)),
                 Err(error) => {
-                    tracing::warn!(shard = %hold.shard, %error, "a heartbeat failed");
-                    if held.renewed.elapsed() > self.leases.lease || self.session.client.is_closed()
-                    {
-                        gone.push(hold.shard);
-                    }
+                    let (shard, error) = (hold.shard, chain(&error));
+                    tracing::warn!(%shard, error, "a heartbeat failed");
                 }
             }
         }
-        if !gone.is_empty() {
-            held.retain(|held| !gone.contains(&held.hold.shard));
-            // Nobody listens once the move is over.
-            self.report.send_modify(|lost| lost.extend(gone));
-        }
+        self.lose(gone);
+        self.judge_silence(host);
     }
+
+    /// Gives up the shards whose leases could not be renewed for too long.
+    fn judge_silence(&self, host: &HostName) {
+        let most = SILENT_FOR.max(self.leases.lease);
+        let silent = |held: &HeldShard| {
+            let silent = held.renewed.elapsed();
+            (silent > most).then(|| (held.hold.shard, Loss::Silent(host.clone(), silent)))
+        };
+        let gone = self.held().iter().filter_map(silent).collect();
+        self.lose(gone);
+    }
+
+    fn lose(&self, gone: BTreeMap<ShardId, Loss>) {
+        if gone.is_empty() {
+            return;
+        }
+        self.held()
+            .retain(|held| !gone.contains_key(&held.hold.shard));
+        // Nobody listens once the move is over.
+        self.report.send_modify(|lost| lost.extend(gone));
+    }
+}
+
+const LOCKING: &str = "taking the mover's lock";
+const SETTING: &str = "the heartbeat's settings";
+const ASYNCHRONOUS: &str = "SET synchronous_commit = off";
+
+/// The second key of a lease's session lock.
+fn lock_key(lease: Uuid) -> i32 {
+    let (high, _, _, _) = lease.as_fields();
+    high.cast_signed()
 }
 
 /// Renews the lease and gives the desired state of the shard; `None` if its lease is somebody

@@ -18,7 +18,6 @@ use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::protocol::error::{Error, LOCKED_MAX};
 use crate::mover::protocol::options::{CHUNK_BYTES, Event, Observer, Options};
 use crate::mover::protocol::throttle::Throttle;
-use crate::pg::state;
 use crate::shard::ShardId;
 
 use crate::mover::copy::build::{Builds, build};
@@ -45,6 +44,10 @@ pub(crate) struct CopyOptions {
 
 /// How often a bundle is tried when a connection is lost.
 const ATTEMPTS: u32 = 8;
+
+/// For how long it is tried at least while connections are lost, or none can be had: a host that
+/// restarts with much to write takes a while.
+const DISCONNECTED_MAX: Duration = Duration::from_secs(60);
 
 /// The longest pause between two tries; the first is a sixteenth of it.
 const PAUSE_MAX: Duration = Duration::from_millis(1600);
@@ -80,6 +83,7 @@ pub(crate) async fn copy_all(
         shards,
         desk,
         changed: Notify::new(),
+        full: watch::Sender::new(None),
     });
     work(&all).await;
     {
@@ -102,7 +106,7 @@ pub(crate) async fn copy_all(
         .shards
         .iter()
         .zip(parts)
-        .map(|(work, part)| (work.shard(), part.end(work.shard())))
+        .map(|(work, part)| (work.shard(), all.end(part, work.shard())))
         .collect();
     (ends, desk.last_chunk)
 }
@@ -127,6 +131,9 @@ struct All {
     desk: Mutex<Desk>,
     /// Notifies that there may be more tasks, or that there will be none.
     changed: Notify,
+    /// What the target's server says if it has no disk space left: then all workers end, because
+    /// each would only take what others there need.
+    full: watch::Sender<Option<String>>,
 }
 
 /// What the workers share.
@@ -204,6 +211,19 @@ impl Progress {
 }
 
 impl All {
+    /// What a shard has, or why it has not all.
+    fn end(&self, part: Progress, shard: ShardId) -> Result<Copied, Error> {
+        match (part.end(shard), &*self.full.borrow()) {
+            (Err(Error::Interrupted { .. }), Some(message)) => Err(Error::TargetFull {
+                shard,
+                host: self.how.route.target.clone(),
+                message: message.clone(),
+                left: None,
+            }),
+            (end, _) => end,
+        }
+    }
+
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -321,7 +341,8 @@ impl All {
         let share = sizes.values().sum::<u64>() / self.how.options.copy_jobs.max(1) as u64;
         let share = share
             .clamp(SMALL, CHUNK_BYTES)
-            .min(self.how.options.chunk_bytes);
+            .min(self.how.options.chunk_bytes)
+            .min(self.how.options.paced_bytes().unwrap_or(u64::MAX));
         let mut bundles: Vec<Vec<Chunk>> = Vec::new();
         let mut small: (Vec<Chunk>, u64) = Default::default();
         for chunk in chunks {
@@ -442,12 +463,20 @@ async fn worker(all: Arc<All>) {
         let mut sessions = None;
         while let Some((task, busy)) = all.next().await {
             if let Err(error) = persist(&all, &mut sessions, &task).await {
+                if let Some(message) = error.full_disk(&all.how.route.target) {
+                    all.full.send_replace(Some(message));
+                }
                 all.desk().parts[task.shard()].failed.get_or_insert(error);
             }
             drop(busy);
         }
     };
-    tokio::select! { () = stopped => (), () = working => () }
+    let mut full = all.full.subscribe();
+    tokio::select! {
+        () = stopped => (),
+        _ = full.wait_for(Option::is_some) => (),
+        () = working => (),
+    }
 }
 
 /// Runs a task; if it fails for a temporary reason, tries again with growing pauses.
@@ -457,6 +486,7 @@ async fn persist(
     task: &Task,
 ) -> Result<(), Error> {
     let (mut attempt, locked_until) = (1, Instant::now() + LOCKED_MAX);
+    let mut disconnected = None;
     let shard = all.shards[task.shard()].shard();
     loop {
         let outcome = tokio::select! {
@@ -466,8 +496,9 @@ async fn persist(
         };
         match outcome {
             Err(error)
-                if (attempt < ATTEMPTS && passes(&error))
-                    || (Instant::now() < locked_until && error.is_lock()) =>
+                if (attempt < ATTEMPTS && error.is_passing())
+                    || (Instant::now() < locked_until && error.is_lock())
+                    || (error.is_disconnect() && is_within(&mut disconnected)) =>
             {
                 tracing::debug!(attempt, %error, "a chunk is tried again");
                 tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow((attempt - 1).min(4))))
@@ -479,12 +510,7 @@ async fn persist(
     }
 }
 
-fn passes(error: &Error) -> bool {
-    match error {
-        Error::Connect { .. } => true,
-        Error::Database { source, .. } => {
-            source.is_closed() || source.code().is_some_and(state::is_transient)
-        }
-        _ => false,
-    }
+/// Whether connections were lost for the first time less than [`DISCONNECTED_MAX`] ago.
+fn is_within(since: &mut Option<Instant>) -> bool {
+    since.get_or_insert_with(Instant::now).elapsed() < DISCONNECTED_MAX
 }

@@ -33,6 +33,7 @@ use crate::mover::preflight::parts;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
 use crate::mover::preflight::target::missing_at_target;
+use crate::mover::preflight::texts;
 use crate::mover::preflight::unbound;
 use crate::mover::protocol::desired::IdentityPolicy;
 use crate::mover::protocol::error::Error;
@@ -85,9 +86,9 @@ pub(crate) struct StreamFacts {
     pub(crate) free_slots: i64,
     /// How many walsenders can still be started.
     pub(crate) free_senders: i64,
-    /// How many prepared transactions are open, in any database: the creation of a slot waits for
-    /// them.
-    pub(crate) prepared: i64,
+    /// Prepared transactions, in any database, that are so old that they seem to be forgotten: the
+    /// creation of a slot would wait for them in vain.
+    pub(crate) prepared: Vec<String>,
     /// Old transactions that have written, in any database: the creation of a slot waits for them
     /// too.
     pub(crate) old: Vec<String>,
@@ -132,14 +133,24 @@ pub(crate) struct Lock {
     pub(crate) relation: String,
     pub(crate) seconds: f64,
     pub(crate) query: Option<String>,
+    /// The prepared transactions that hold locks on the shard, if this is one of theirs.
+    pub(crate) prepared: Option<String>,
+}
+
+impl Lock {
+    /// Who holds it.
+    pub(crate) fn holder(&self) -> String {
+        match (self.pid, &self.prepared) {
+            (Some(pid), _) => format!("backend {pid}"),
+            (None, Some(prepared)) => format!("the prepared transaction {prepared}"),
+            (None, None) => "a prepared transaction".to_owned(),
+        }
+    }
 }
 
 impl std::fmt::Display for Lock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.pid {
-            Some(pid) => write!(f, "backend {pid}")?,
-            None => f.write_str("a prepared transaction")?,
-        }
+        f.write_str(&self.holder())?;
         write!(f, " holds {} on {}", self.mode, self.relation)?;
         if self.seconds > 0.0 {
             write!(f, ", its transaction is {:.1} s old", self.seconds)?;
@@ -190,6 +201,8 @@ pub(crate) struct ShardFacts {
     pub(crate) locks: Vec<Lock>,
     /// Warnings about sequences that are near their end.
     pub(crate) sequences: Vec<String>,
+    /// Warnings about names of the shard in tables of extensions.
+    pub(crate) texts: Vec<String>,
 }
 
 impl Default for ShardFacts {
@@ -214,9 +227,14 @@ impl Default for ShardFacts {
             unlogged_bytes: 0,
             locks: Vec::new(),
             sequences: Vec::new(),
+            texts: Vec::new(),
         }
     }
 }
+
+/// How old a prepared transaction is that nobody is about to end, in seconds: as long as the
+/// creation of a slot waits.
+const OLD_S: u32 = 60;
 
 /// What a host says of itself, in the order in which [`of_host`] takes it.
 fn question() -> String {
@@ -231,7 +249,10 @@ fn question() -> String {
             (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
             current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM \
             pg_replication_slots),
-            (SELECT count(*) FROM pg_prepared_xacts),
+            ARRAY(SELECT format('%L in database %s, prepared %s s ago', gid, database,
+                      round(extract(epoch FROM clock_timestamp() - prepared))::text)
+                  FROM pg_prepared_xacts WHERE prepared < clock_timestamp() - interval '{OLD_S} s'
+                  ORDER BY prepared LIMIT 3),
             current_setting('server_version_num')::integer, o.rolname::text, pg_has_role(o.oid, \
             current_user, 'USAGE'),
             extract(epoch FROM clock_timestamp())::double precision,
@@ -240,14 +261,19 @@ fn question() -> String {
             current_setting('max_locks_per_transaction')::bigint
                 * (current_setting('max_connections')::bigint + \
                 current_setting('max_prepared_transactions')::bigint),
-            ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: \
-            %s', pid,
+            ARRAY(SELECT words FROM (
+                  SELECT format('backend %s in database %s has a transaction that has written and \
+                      is %s s old: %s', pid, datname,
                       round(extract(epoch FROM clock_timestamp() - xact_start))::text, \
-                      coalesce({query}, '?'))
+                      coalesce({query}, '?')) AS words, xact_start AS began
                   FROM pg_stat_activity
-                  WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s'
-                  AND pid <> pg_backend_pid()
-                  ORDER BY xact_start LIMIT 3),
+                  WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+                  UNION ALL
+                  SELECT format('the prepared transaction %L in database %s is %s s old', gid,
+                      database, round(extract(epoch FROM clock_timestamp() - prepared))::text),
+                      prepared
+                  FROM pg_prepared_xacts) AS o
+                  WHERE began < clock_timestamp() - interval '2 s' ORDER BY began LIMIT 3),
             (SELECT max(pg_collation_actual_version(c.oid)) FROM pg_collation c,
                 LATERAL (SELECT to_jsonb(c) AS its) AS j
                 WHERE c.collnamespace = 'pg_catalog'::regnamespace
@@ -520,7 +546,15 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
         "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, \
             ', '
             ORDER BY relation),
-            coalesce(max(seconds), 0), max({query})
+            coalesce(max(seconds), 0), max({query}),
+            CASE WHEN pid IS NULL THEN (
+                SELECT string_agg(DISTINCT format('%L in database %s', p.gid, p.database), ', ')
+                FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                -- A prepared transaction has no process; what is its own is its number.
+                JOIN pg_locks x ON x.virtualtransaction = l.virtualtransaction AND x.pid IS NULL
+                JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+                WHERE l.pid IS NULL AND c.relnamespace = $1 AND p.database = current_database())
+            END
         FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid",
         query = shown("query"),
     );
@@ -534,6 +568,7 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
             relation: row.get(2)?,
             seconds: row.get(3)?,
             query: row.get(4)?,
+            prepared: row.get(5)?,
         })
     };
     rows.iter().map(lock).collect()
@@ -716,6 +751,7 @@ pub(crate) async fn of_shard(
         (size.get(2)?, size.get::<_, i64>(3)? as usize);
     (facts.unlogged_bytes, facts.unlogged_tables) = (size.get(4)?, size.get::<_, i64>(5)? as usize);
     facts.locks = locks(source, oid).await?;
+    facts.texts = texts::named(source, schema).await?;
     facts.online = online(source, oid, policy).await?;
     let schema_facts = of_schema(source, &Namespace::Oid(oid)).await?;
     let wanted = Target {
@@ -887,7 +923,9 @@ pub(crate) fn no_reverse(host: &HostFacts) -> Option<&'static str> {
         stream if stream.free_senders < 1 => {
             Some("no walsender is left there: raise max_wal_senders")
         }
-        stream if stream.prepared > 0 => Some("a slot would wait for its prepared transactions"),
+        stream if !stream.prepared.is_empty() => {
+            Some("a slot would wait for its prepared transactions")
+        }
         _ => None,
     }
 }

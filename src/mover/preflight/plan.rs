@@ -302,6 +302,7 @@ pub(crate) fn judge(
     let warnings = old_locks
         .map(waited_for)
         .chain(facts.sequences.iter().cloned())
+        .chain(facts.texts.iter().cloned())
         .chain(notes)
         .chain(no_reverse);
     let warnings = warnings.chain(full(&lent));
@@ -342,11 +343,9 @@ fn full(lent: &[LentIdentity]) -> Option<String> {
 
 /// Describes a lock that the fence would wait for.
 fn waited_for(lock: &Lock) -> String {
-    let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| {
-        format!("backend {pid}")
-    });
+    let holder = lock.holder();
     format!(
-        "{pid} has held {} on {} for {:.0} s: the fence waits for it",
+        "{holder} has held {} on {} for {:.0} s: the fence waits for it",
         lock.mode, lock.relation, lock.seconds
     )
 }
@@ -600,14 +599,15 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
                 "raise max_wal_senders there",
             );
         }
-        if *prepared > 0 {
-            let remedy =
-                "end them with COMMIT PREPARED or ROLLBACK PREPARED: see pg_prepared_xacts";
+        if !prepared.is_empty() {
+            let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED, in the database that \
+                is named";
             refuse(
                 source,
                 format!(
-                    "has prepared transactions on its server, {prepared}: the slot would wait for \
-                        them"
+                    "has old prepared transactions on its server, for which the slot would wait: \
+                        {}",
+                    prepared.join("; ")
                 ),
                 remedy,
             );
@@ -759,6 +759,37 @@ pub(crate) fn warnings(
     warnings
 }
 
+/// How much room a host has for shards, where the config says how much it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// What it has in shards.
+    pub(crate) used: u64,
+    /// `max_bytes` of the config.
+    pub(crate) most: u64,
+}
+
+/// What the shards of these sizes take of the room at their target: a line of the plan.
+///
+/// # Errors
+/// When there is not so much.
+pub(crate) fn fits(target: &HostName, room: Room, sizes: &[i64]) -> Result<String, Refusal> {
+    let bytes: i64 = sizes.iter().sum();
+    let left = room.most.saturating_sub(room.used);
+    let of_room = format!(
+        "{}, and {} of its max_bytes {} are left",
+        Bytes(bytes),
+        Bytes(left.cast_signed()),
+        Bytes(room.most.cast_signed())
+    );
+    if u64::try_from(bytes).unwrap_or(0) <= left {
+        return Ok(format!("{target} gets about {of_room}"));
+    }
+    let remedy = "move fewer shards, raise max_bytes of the host in the config if its disk has \
+        room, or take others away first: `pgshard rebalance --plan`";
+    let reason = format!("would get {of_room}");
+    Err(Refusal::new("the host", reason, remedy).at(None, target))
+}
+
 /// Below this size the disk space is not mentioned.
 const ROOM_BYTES: i64 = 1 << 30;
 
@@ -792,7 +823,7 @@ mod tests {
                 replication: ReplicationRight::Granted,
                 free_slots: 1,
                 free_senders: 1,
-                prepared: 0,
+                prepared: Vec::new(),
                 old: Vec::new(),
                 idle_max: None,
             },
@@ -957,7 +988,7 @@ mod tests {
             replication: ReplicationRight::Refused("permission denied".to_owned()),
             free_slots: 0,
             free_senders: 0,
-            prepared: 2,
+            prepared: vec!["'gid' in database app, prepared 90 s ago".to_owned()],
             old: Vec::new(),
             idle_max: None,
         };

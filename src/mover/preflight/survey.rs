@@ -17,7 +17,7 @@ use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::facts::HostFacts;
 use crate::mover::preflight::plan;
-use crate::mover::preflight::plan::{Plan, ShardPlan};
+use crate::mover::preflight::plan::{Plan, Room, ShardPlan};
 use crate::mover::preflight::rehearsal;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
@@ -155,8 +155,18 @@ pub(in crate::mover) fn plan<'a>(
                     .iter()
                     .filter_map(|shard| served_twice(shard, &survey)),
             );
+            let mut warnings = why_blocking;
+            if let Some(room) = room(context, &request.target).await?
+                && !shards.is_empty()
+            {
+                let size = |shard: &ShardPlan| shard.bytes + shard.materialized_bytes;
+                let sizes: Vec<i64> = shards.iter().map(size).collect();
+                match plan::fits(&request.target, room, &sizes) {
+                    Ok(line) => warnings.push(line),
+                    Err(refusal) => refusals.push(refusal),
+                }
+            }
             if refusals.is_empty() {
-                let mut warnings = why_blocking;
                 for source in fitting.values() {
                     let own = shards.iter().filter(|shard| shard.source == source.name);
                     let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();
@@ -212,6 +222,21 @@ async fn rehearse(
         refusals.extend(found.into_iter().map(at));
     }
     Ok(refusals)
+}
+
+/// How much room the target has, if the config limits it.
+///
+/// Locks: ACCESS SHARE on each table of the target's shards while its files are measured.
+async fn room(context: &Context, target: &HostName) -> Result<Option<Room>, Error> {
+    let Some(most) = context.options.bytes_max.get(target).copied() else {
+        return Ok(None);
+    };
+    // A session of its own: measuring sets a limit for locks.
+    let session = context.hosts.open_new(target).await?;
+    let measured = schema::measure(session.client.client(), schema::Sizes::Exact).await;
+    let measured = measured.map_err(|error| session.failed("measuring the target", error))?;
+    let used = measured.values().map(|measure| measure.bytes).sum();
+    Ok(Some(Room { used, most }))
 }
 
 /// Finds where the shards are, by the hosts' own word; the map only says where to ask first.

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, SqlState};
 
 use crate::map::HostName;
-use crate::pg::ConnectError;
+use crate::pg::{ConnectError, state};
 use crate::schema::control::{self, VERSION};
 use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
@@ -205,16 +205,44 @@ pub enum Error {
         /// Host and process from which it was asked.
         by: String,
     },
-    /// This mover's lease ran out, or was taken over by a command that goes on with the move or
-    /// aborts it.
+    /// Another command has taken this mover's lease, to resume the move or to abort it.
     #[error(
-        "shard {shard}: this mover has lost its lease, and does nothing more: it came too late, or \
-            another command \
-             has taken the shard, to go on or to abort"
+        "shard {shard}: another command has taken its move over, to resume or to abort it; this \
+            mover has stopped"
     )]
     LeaseLost {
         /// The shard.
         shard: ShardId,
+    },
+    /// The host that holds this mover's lease could not be asked for so long that the mover gave
+    /// up. No other command has taken the shard, as far as it knows.
+    #[error(
+        "shard {shard}: this mover could not renew its lease for {} s, because host {host} did \
+            not answer, and has stopped",
+        silent.as_secs()
+    )]
+    Unrenewed {
+        /// The shard.
+        shard: ShardId,
+        /// The source, which has the lease.
+        host: HostName,
+        /// How long it has not answered.
+        silent: Duration,
+    },
+    /// The target has no disk space left. The source serves.
+    #[error(
+        "shard {shard}: host {host} has no disk space left ({message}); {}",
+        kept_there(left.as_deref())
+    )]
+    TargetFull {
+        /// The shard.
+        shard: ShardId,
+        /// The target.
+        host: HostName,
+        /// The server's message.
+        message: String,
+        /// Why the copy is still there; `None` if it was dropped.
+        left: Option<String>,
     },
     /// The fence could not be completed in any of its attempts. The source serves.
     #[error(
@@ -594,12 +622,77 @@ impl Error {
         }
     }
 
+    /// Whether the same may succeed on another connection, a moment later: the connection was lost
+    /// or could not be made, or the server refused for a reason that passes.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Error::Connect { .. } => true,
+            Error::Database { source, .. } => {
+                source.is_closed() || source.code().is_some_and(state::is_transient)
+            }
+            Error::Group { source, .. } => source.is_passing(),
+            _ => false,
+        }
+    }
+
+    /// Whether a connection was lost, or cannot be made at present. What was being done may have
+    /// taken effect.
+    pub(crate) fn is_disconnect(&self) -> bool {
+        match self {
+            Error::Connect { source, .. } => {
+                let code = match source {
+                    ConnectError::Refused { source, .. } => source.code(),
+                    _ => None,
+                };
+                source.is_unreachable() || code.is_some_and(ends_connections)
+            }
+            Error::Database { source, .. } => {
+                source.is_closed() || source.code().is_some_and(ends_connections)
+            }
+            Error::Group { source, .. } => source.is_disconnect(),
+            _ => false,
+        }
+    }
+
+    /// What the server of this host said, if it had no disk space left.
+    pub(crate) fn full_disk(&self, on: &HostName) -> Option<String> {
+        match self {
+            Error::Database { host, source, .. } if host == on => source
+                .as_db_error()
+                .filter(|error| is_full(error))
+                .map(|error| error.message().to_owned()),
+            Error::TargetFull { host, message, .. } if host == on => Some(message.clone()),
+            Error::Group { source, .. } => source.full_disk(on),
+            _ => None,
+        }
+    }
+
     /// Whether a statement gave up because it did not get a lock.
     pub(crate) fn is_lock(&self) -> bool {
         let first: &(dyn std::error::Error + 'static) = self;
         std::iter::successors(Some(first), |error| error.source())
             .filter_map(|error| error.downcast_ref::<tokio_postgres::Error>())
             .any(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+    }
+}
+
+/// Whether a server ends connections with this code, or lets none in for now.
+fn ends_connections(code: &SqlState) -> bool {
+    ["57P01", "57P02", "57P03", "57P05", "53300"].contains(&code.code())
+        || code.code().starts_with("08")
+}
+
+/// Whether the server had no disk space left. Where a file cannot be extended, its code is 53100;
+/// an extension's may be another.
+fn is_full(error: &DbError) -> bool {
+    *error.code() == SqlState::DISK_FULL || error.message().contains("No space left on device")
+}
+
+/// What became of the copy at a target that is full.
+fn kept_there(left: Option<&str>) -> String {
+    match left {
+        None => "what the move had copied there was dropped".to_owned(),
+        Some(why) => format!("what the move had copied there could not be dropped: {why}"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The options of moves, and how a mover reports what it does.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -24,6 +25,12 @@ pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 /// The most bytes of a chunk. It takes some seconds to copy: that much is lost in a crash, and that
 /// long a snapshot and a lock are held.
 const CHUNK_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
+
+/// For how many seconds a snapshot is held by a copy that is held to a rate.
+const PACED_S: u64 = 4;
+
+/// The fewest bytes of a chunk: below that, most of the time goes to the chunk's own statements.
+const PACED_MIN: u64 = 64 << 10;
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
@@ -75,6 +82,9 @@ pub struct Options {
     /// Online: how long the snapshot at the target may take, which the open waits for. A move whose
     /// snapshot is not taken in time is not audited.
     pub snapshot_max: Duration,
+    /// How many bytes hosts may have in shards, by the config. A plan that brings more to its
+    /// target is refused.
+    pub bytes_max: BTreeMap<HostName, u64>,
     /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not
     /// audited, or differs.
     pub unaudited: Unaudited,
@@ -110,6 +120,7 @@ impl Default for Options {
             wal_max: 10 << 30,
             audit_max: Duration::from_secs(600),
             snapshot_max: Duration::from_millis(50),
+            bytes_max: BTreeMap::new(),
             unaudited: Unaudited::Kept,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
@@ -136,6 +147,7 @@ setters!(
     wal_max: u64,
     audit_max: Duration,
     snapshot_max: Duration,
+    bytes_max: BTreeMap<HostName, u64>,
     unaudited: Unaudited,
     leases: Leases,
     holder: String,
@@ -146,13 +158,23 @@ impl Options {
     /// About how large the chunks of a shard with so many bytes are. To read a table by ranges of
     /// its key takes longer than to read it whole, the more so where its rows are not stored in the
     /// key's order: so tables are cut only as far as it takes to have work for all. A copy that is
-    /// held to a rate has small chunks, or it would hold its locks for minutes.
+    /// held to a rate has chunks of some seconds, or it would hold its snapshots and locks for
+    /// minutes.
     pub(crate) fn chunk_bytes_of(&self, shard_bytes: u64) -> u64 {
-        let share = match self.rate_max {
-            Some(_) => CHUNK_BYTES,
+        let share = match self.paced_bytes() {
+            Some(paced) => paced,
             None => CHUNK_BYTES.max(shard_bytes / self.copy_jobs.max(1) as u64),
         };
         share.min(self.chunk_bytes)
+    }
+
+    /// The most bytes that are copied in one snapshot by a copy that is held to a rate: what all
+    /// workers together may send within [`PACED_S`]. A snapshot holds back VACUUM, and CREATE INDEX
+    /// CONCURRENTLY, in the whole database.
+    pub(crate) fn paced_bytes(&self) -> Option<u64> {
+        let rate = self.rate_max?.get();
+        let each = rate.saturating_mul(PACED_S) / self.copy_jobs.max(1) as u64;
+        Some(each.clamp(PACED_MIN, CHUNK_BYTES))
     }
 
     /// A place where a test may stop the mover.
@@ -320,11 +342,12 @@ mod tests {
                 .chunk_bytes_of(600 * mib),
             4 * mib
         );
-        assert_eq!(
-            options
-                .rate_max(NonZeroU64::new(mib))
-                .chunk_bytes_of(600 * mib),
-            32 * mib
-        );
+        let paced = |rate| {
+            let options = options.clone().rate_max(NonZeroU64::new(rate));
+            options.chunk_bytes_of(600 * mib)
+        };
+        assert_eq!(paced(400 << 10), 400 << 10, "four workers, four seconds");
+        assert_eq!(paced(1), 64 << 10);
+        assert_eq!(paced(1000 * mib), 32 * mib);
     }
 }

@@ -146,7 +146,7 @@ impl<'d> CutOver<'d> {
         };
         let outcome = tokio::select! {
             behind = behind => behind,
-            () = self.patience.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
+            error = self.patience.heartbeat.lost(shard) => return Err(error),
         };
         let behind = match outcome {
             Ok(Some(behind)) => behind,

@@ -3,6 +3,7 @@
 //! story from different starts.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
@@ -49,12 +50,14 @@ pub(in crate::mover) fn to_end<'a>(
         };
         acquire(&work, heartbeat, part).await?;
         let mut driver = Driver::new(context, work, heartbeat, goal);
-        let outcome = drive(&mut driver, Until::End).await;
-        driver.leave(outcome.as_ref().err()).await;
-        if outcome.is_ok() {
-            driver.end_well().await;
+        match drive(&mut driver, Until::End).await {
+            Ok(report) => {
+                driver.leave().await;
+                driver.end_well().await;
+                report.ok_or(Error::Interrupted { shard: part.shard })
+            }
+            Err(error) => Err(driver.give_up(error).await),
         }
-        outcome?.ok_or(Error::Interrupted { shard: part.shard })
     })
 }
 
@@ -66,32 +69,39 @@ pub(in crate::mover) fn drive<'d>(
     Box::pin(async move {
         let shard = driver.work.hold.shard;
         loop {
-            let now = driver.observe().await?;
-            match state::next(driver.own(until), now.observed) {
-                Step::Prepare => driver.prepare().await?,
-                Step::CatchUp => driver.catch_up(&now.entry).await?,
-                Step::Wait { desired } => driver.wait_to_fence(desired).await?,
-                Step::Fence => driver.fence().await?,
-                Step::CutOver => driver.cut_over(&now.entry).await?,
-                Step::Copy { attempt } => driver.copy(&now.entry, attempt).await?,
-                Step::FenceAnew { attempt } => driver.fence_anew(attempt).await?,
-                Step::DecideAndOpen { attempt } => driver.decide_and_open(attempt).await?,
-                Step::Open => driver.open(now.token).await?,
-                Step::Publish => driver.publish(&now.entry).await?,
-                Step::Unfence { attempt } => driver.unfence(attempt).await?,
-                Step::Discard => driver.work.discard().await?,
-                Step::Done => return Ok(Some(ShardReport::of(&now.entry))),
-                Step::HandBack => return Ok(None),
-                Step::Interrupted => return Err(Error::Interrupted { shard }),
-                Step::LeaseLost => return Err(Error::LeaseLost { shard }),
-                Step::Gone => return Err(driver.gone()),
-                Step::TooLate => return Err(Error::TooLate { shard }),
-                Step::Stuck => {
-                    return Err(Error::Stuck {
-                        shard,
-                        observed: now.observed.to_string(),
-                    });
-                }
+            let began = Instant::now();
+            let done = match driver.observe().await {
+                Err(error) => Err(error),
+                Ok(now) => match state::next(driver.own(until), now.observed) {
+                    Step::Prepare => driver.prepare().await,
+                    Step::CatchUp => driver.catch_up(&now.entry).await,
+                    Step::Wait { desired } => driver.wait_to_fence(desired).await,
+                    Step::Fence => driver.fence().await,
+                    Step::CutOver => driver.cut_over(&now.entry).await,
+                    Step::Copy { attempt } => driver.copy(&now.entry, attempt).await,
+                    Step::FenceAnew { attempt } => driver.fence_anew(attempt).await,
+                    Step::DecideAndOpen { attempt } => driver.decide_and_open(attempt).await,
+                    Step::Open => driver.open(now.token).await,
+                    Step::Publish => driver.publish(&now.entry).await,
+                    Step::Unfence { attempt } => driver.unfence(attempt).await,
+                    Step::Discard => driver.work.discard().await,
+                    Step::Done => return Ok(Some(ShardReport::of(&now.entry))),
+                    Step::HandBack => return Ok(None),
+                    Step::Interrupted => return Err(Error::Interrupted { shard }),
+                    Step::LeaseLost => return Err(Error::LeaseLost { shard }),
+                    Step::Gone => return Err(driver.gone()),
+                    Step::TooLate => return Err(Error::TooLate { shard }),
+                    Step::Stuck => {
+                        return Err(Error::Stuck {
+                            shard,
+                            observed: now.observed.to_string(),
+                        });
+                    }
+                },
+            };
+            match done {
+                Ok(()) => driver.connected(),
+                Err(error) => driver.open_again(error, began).await?,
             }
         }
     })
@@ -122,6 +132,44 @@ pub(in crate::mover) async fn connect<'a>(
         observer: &context.observer,
         timings: Timings::default(),
     })
+}
+
+/// How long [`reconnect`] tries.
+const RECONNECT_FOR: Duration = Duration::from_secs(60);
+
+/// The pause between two tries.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+/// As [`connect`], for a shard that this mover holds: a host that restarts, or has no connection
+/// left, is tried again for a minute.
+pub(in crate::mover) async fn reconnect<'a>(
+    context: &'a Context,
+    part: &Part,
+    hold: Hold,
+) -> Result<ShardMove<'a>, Error> {
+    patiently(context, || connect(context, part, hold)).await
+}
+
+/// Does the work again, for a minute, while it fails because of connections.
+pub(in crate::mover) async fn patiently<T, F>(
+    context: &Context,
+    work: impl Fn() -> F,
+) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let until = Instant::now() + RECONNECT_FOR;
+    loop {
+        match work().await {
+            Err(error)
+                if error.is_disconnect() && !context.is_stopped() && Instant::now() < until =>
+            {
+                tracing::debug!(error = chain(&error), "connecting again");
+                tokio::time::sleep(RECONNECT_PAUSE).await;
+            }
+            ended => return ended,
+        }
+    }
 }
 
 /// What a failure to connect means before the shard is acquired: a new move is in no journal then.

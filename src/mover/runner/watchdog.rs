@@ -1,5 +1,6 @@
 //! The watchdog checks every few seconds, while the shards of a group are copied and followed, that
-//! nobody alters them or their publication, and that the slot does not fill the source's disk.
+//! nobody alters them or their publication, and that the slot is there and does not fill the
+//! source's disk.
 //!
 //! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an
 //! orderly way.
@@ -35,7 +36,7 @@ const AT_MOST: Duration = Duration::from_millis(200);
 pub(crate) struct Watchdog {
     watched: Mutex<BTreeMap<ShardId, Watched>>,
     altered: watch::Sender<Altered>,
-    /// Whether the tables of all shards have been published.
+    /// Whether the tables of all shards are published, and the slot is there.
     published: AtomicBool,
 }
 
@@ -47,11 +48,14 @@ struct Watched {
     original: Original,
 }
 
-/// Says that the slot keeps more than it may.
+/// What is wrong with the slot of a group.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::mover) struct TooMuch {
-    pub(in crate::mover) kept: u64,
-    pub(in crate::mover) limit: u64,
+pub(in crate::mover) enum SlotTrouble {
+    /// It keeps more WAL than it may.
+    TooMuch { kept: u64, limit: u64 },
+    /// Something else has dropped it, or its server has invalidated it: what was copied cannot be
+    /// brought up to date.
+    Lost(&'static str),
 }
 
 impl Watchdog {
@@ -63,9 +67,15 @@ impl Watchdog {
         }
     }
 
-    /// The tables of all shards are published from now on, and must stay so.
+    /// The tables of all shards are published from now on, and the slot is there: both must stay
+    /// so.
     pub(in crate::mover) fn watch_publication(&self) {
-        self.published.store(true, Ordering::Relaxed);
+        self.published.store(true, Ordering::SeqCst);
+    }
+
+    /// Publication and slot are about to be dropped by this mover.
+    pub(in crate::mover) fn let_publication_go(&self) {
+        self.published.store(false, Ordering::SeqCst);
     }
 
     /// Watches over this shard from now on.
@@ -110,7 +120,7 @@ impl Watchdog {
             .send_modify(|altered| drop(altered.insert(shard, what)));
     }
 
-    /// Checks until the slot keeps more than it may. It has a connection of its own, which is
+    /// Checks until the slot keeps more than it may, or is lost. It has a connection of its own, which is
     /// opened again when it is lost.
     pub(in crate::mover) async fn watch(
         &self,
@@ -118,14 +128,14 @@ impl Watchdog {
         source: &HostName,
         slot: &str,
         wal_max: Option<u64>,
-    ) -> TooMuch {
+    ) -> SlotTrouble {
         let (mut session, mut next) = (None, None);
         loop {
             match self
                 .look_once(&mut session, &mut next, hosts, source, slot, wal_max)
                 .await
             {
-                Ok(Some(too_much)) => return too_much,
+                Ok(Some(trouble)) => return trouble,
                 Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(%source, error = chain(&error), "the watchdog of a move cannot \
@@ -145,16 +155,25 @@ impl Watchdog {
         source: &HostName,
         slot: &str,
         wal_max: Option<u64>,
-    ) -> Result<Option<TooMuch>, Error> {
+    ) -> Result<Option<SlotTrouble>, Error> {
         let session = match session {
             Some(session) => session,
             None => session.insert(hosts.open_new(source).await?),
         };
-        if let (Some(wal_max), Some(state)) = (wal_max, slot::slot_state(session, slot).await?) {
+        let state = slot::slot_state(session, slot).await?;
+        let lost = match &state {
+            Some(state) => state.lost,
+            None => Some("gone"),
+        };
+        // Read after the slot: this mover says that it is about to drop it before it does.
+        if let Some(lost) = lost.filter(|_| self.published.load(Ordering::SeqCst)) {
+            return Ok(Some(SlotTrouble::Lost(lost)));
+        }
+        if let (Some(wal_max), Some(state)) = (wal_max, state) {
             let limit = wal_limit(session, wal_max).await?;
             let kept = u64::try_from(state.kept_bytes).unwrap_or(0);
             if kept > limit {
-                return Ok(Some(TooMuch { kept, limit }));
+                return Ok(Some(SlotTrouble::TooMuch { kept, limit }));
             }
         }
         // All shards are checked at once: until such a table is no longer published, its UPDATE and
@@ -185,7 +204,7 @@ impl Watchdog {
                 *next = Some(shard);
                 break;
             }
-            if self.published.load(Ordering::Relaxed) {
+            if self.published.load(Ordering::SeqCst) {
                 let gap = slot::gap(session.client.client(), slot, was.schema).await;
                 if let Some(gap) =
                     gap.map_err(|error| session.failed("looking at the publication", error))?

@@ -151,11 +151,7 @@ async fn enter(context: &Context, shared: &Shared, parts: &[Part]) -> Result<Hea
             )
             .await?;
     }
-    // What it writes need not be durable: a crash only makes a lease or a fence end sooner.
-    session
-        .batch("the heartbeat's settings", "SET synchronous_commit = off")
-        .await?;
-    Heartbeat::start(session, &claimant, context.options.leases).await
+    Heartbeat::start(&context.hosts, session, &claimant, context.options.leases).await
 }
 
 fn claimant(context: &Context, shared: &Shared, lease: Uuid) -> Claimant {

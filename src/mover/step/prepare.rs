@@ -17,6 +17,7 @@ use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::identity::{self, Judgement, Keys};
 use crate::mover::preflight::rehearsal;
+use crate::mover::preflight::sound;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Mode, Phase};
@@ -71,6 +72,9 @@ impl ShardMove<'_> {
                         self.source.host, self.names.schema
                     ),
                 })?;
+            if self.back_of.is_none() {
+                self.refuse_unsound(schema).await?;
+            }
             if self.mode == Mode::Online {
                 self.lend_identities(schema).await?;
             }
@@ -108,6 +112,19 @@ impl ShardMove<'_> {
             self.at("after prepare")?;
             Ok(built)
         })
+    }
+
+    /// Checks, before anything is copied, that the source keeps to its own unique indexes and
+    /// CHECKs.
+    ///
+    /// Locks: as [`sound::unsound`].
+    async fn refuse_unsound(&self, schema: u32) -> Result<(), Error> {
+        let found = sound::unsound(&self.source, schema).await?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let refusals = found.into_iter().map(|one| self.refusal(one)).collect();
+        Err(Error::Refused { refusals })
     }
 
     /// Checks that the stream can identify the rows of every table: otherwise UPDATE and DELETE

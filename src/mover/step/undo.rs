@@ -37,7 +37,38 @@ impl ShardMove<'_> {
     /// uses; for one transaction each.
     pub(crate) async fn discard(&self) -> Result<(), Error> {
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
-        let what = "dropping what the move built";
+        self.drop_at_target().await?;
+        self.at("in discard")?;
+        self.target.batch(DROPPING, "COMMIT").await?;
+        self.at("after target discard")?;
+        drop_signpost(&self.source, &self.names).await?;
+        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
+        self.source.execute(DROPPING, sql, &[id, &shard]).await?;
+        self.at("after discard")?;
+        self.source
+            .advance(self.hold, Phase::Aborted, &Note::default())
+            .await?;
+        self.reached(Phase::Aborted);
+        Ok(())
+    }
+
+    /// Drops what the move has built at the target, and no more: a resume begins with it again. The
+    /// source serves.
+    ///
+    /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else uses, for one transaction;
+    /// the move's row, for one statement.
+    pub(crate) async fn drop_copy(&self) -> Result<(), Error> {
+        self.drop_at_target().await?;
+        self.target.batch(DROPPING, "COMMIT").await?;
+        self.source
+            .advance(self.hold, Phase::Claimed, &Note::default())
+            .await
+    }
+
+    /// Begins a transaction at the target, and drops in it what the move has built.
+    async fn drop_at_target(&self) -> Result<(), Error> {
+        let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
+        let what = DROPPING;
         // Only what this move has built: the row says whose the schema is.
         let sql =
             "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
@@ -92,25 +123,15 @@ impl ShardMove<'_> {
                 .await?;
         }
         identity::forget(&self.target, self.hold.shard).await?;
-        self.forget_chunks().await?;
-        self.at("in discard")?;
-        self.target.batch(what, "COMMIT").await?;
-        self.at("after target discard")?;
-        drop_signpost(&self.source, &self.names).await?;
-        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
-        self.source.execute(what, sql, &[id, &shard]).await?;
-        self.at("after discard")?;
-        self.source
-            .advance(self.hold, Phase::Aborted, &Note::default())
-            .await?;
-        self.reached(Phase::Aborted);
-        Ok(())
+        self.forget_chunks().await
     }
 }
 
+const DROPPING: &str = "dropping what the move built";
+
 /// Locks: ACCESS EXCLUSIVE on views that nobody else uses, for one transaction.
 async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
-    let (what, signpost) = ("dropping what the move built", names.signpost());
+    let (what, signpost) = (DROPPING, names.signpost());
     source
         .batch(
             what,

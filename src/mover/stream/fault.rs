@@ -35,6 +35,13 @@ pub(crate) enum Fault {
     },
     /// The driver does not need it any longer.
     Detached,
+    /// The target has no disk space left.
+    Full {
+        /// The target.
+        host: HostName,
+        /// The server's message.
+        message: String,
+    },
     /// The whole group ended.
     Ended(String),
 }
@@ -49,6 +56,12 @@ impl Fault {
                 what: format!("table {table}: {what}"),
             },
             Fault::StreamLost { host } => Error::StreamLost { shard, host },
+            Fault::Full { host, message } => Error::TargetFull {
+                shard,
+                host,
+                message,
+                left: None,
+            },
             Fault::Detached => Error::Unfollowed {
                 shard: Some(shard),
                 why: "it was detached".to_owned(),

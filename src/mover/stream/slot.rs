@@ -4,7 +4,7 @@
 //! complete before the slot is created: changes from before a table was published would be missing
 //! without any sign.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
@@ -353,7 +353,9 @@ pub(crate) async fn wait_for_writers(
     // ANALYZE, CREATE INDEX CONCURRENTLY.
     let sql = format!(
         "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
-                'a prepared transaction'),
+                (SELECT format('the prepared transaction %L', min(p.gid)) FROM pg_locks x
+                 JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+                 WHERE x.virtualtransaction = l.virtualtransaction AND x.pid IS NULL)),
                 c.oid::regclass, coalesce({query}, '?')))
             FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON \
             a.pid = l.pid
@@ -403,16 +405,26 @@ pub(crate) async fn wait_for_writers(
     Ok(())
 }
 
-/// The transactions that the creation of a slot waits for: the oldest ones that have written.
+/// The transactions that the creation of a slot waits for: the oldest ones of the whole server that
+/// have written.
 pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
+    // By their locks, which every role sees: of another role's transactions a role without
+    // pg_monitor sees neither number nor age. A transaction has a lock for each subtransaction.
     let sql = format!(
-        "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch \
-            FROM
-                clock_timestamp() - xact_start))::text, coalesce({query}, '?')), xact_start
-            FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
-        UNION ALL SELECT format('the prepared transaction %L', gid), prepared FROM pg_prepared_xacts
-        ORDER BY 2 NULLS LAST LIMIT 3",
-        query = shown("query"),
+        "SELECT CASE WHEN l.pid IS NULL THEN
+                format('the prepared transaction %L in database %s, %s s old', p.gid,
+                    min(p.database), round(extract(epoch FROM clock_timestamp() - \
+                    min(p.prepared)))::text)
+            ELSE format('backend %s in database %s, whose transaction is %s: %s', l.pid,
+                    min(a.datname), coalesce(round(extract(epoch FROM clock_timestamp() - \
+                    min(a.xact_start)))::text || ' s old', 'another role''s'),
+                    coalesce(min({query}), '?')) END
+        FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid AND l.pid IS NULL
+        WHERE l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
+            AND l.pid IS DISTINCT FROM pg_backend_pid() AND (l.pid IS NOT NULL OR p.gid IS NOT NULL)
+        GROUP BY l.pid, p.gid ORDER BY max(age(l.transactionid)) DESC LIMIT 3",
+        query = shown("a.query"),
     );
     let rows = source
         .rows("looking for who holds the slot up", &sql, &[])
@@ -455,6 +467,20 @@ pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<Sl
         kept_bytes: row.get::<_, Option<i64>>(1)?.unwrap_or(0),
         confirmed: row.get::<_, Option<PgLsn>>(2)?.map(u64::from).unwrap_or(0),
     }))
+}
+
+/// Which of these slots exist, and still have what they must send.
+///
+/// Locks: none.
+pub(crate) async fn valid(
+    source: &Session,
+    names: &BTreeSet<String>,
+) -> Result<BTreeSet<String>, Error> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let sql = "SELECT slot_name::text FROM pg_replication_slots
+        WHERE slot_name = ANY ($1::text[]) AND wal_status IS DISTINCT FROM 'lost'";
+    let rows = source.rows("looking at slots", sql, &[&names]).await?;
+    rows.iter().map(|row| row.get(0)).collect()
 }
 
 /// Whether the server may count a stream of ours as a synchronous standby, whatever its name is:

@@ -165,6 +165,12 @@ impl Worker {
                     continue;
                 }
                 Failure::Passing(error) => {
+                    if let Some(message) = error.full_disk(&self.options.target)
+                        && self.makes_room()
+                    {
+                        self.lose_all(&message);
+                        return Err(*error);
+                    }
                     if self.view.borrow().position > before {
                         (failing_since, pause) = (None, FIRST_PAUSE);
                     }
@@ -248,6 +254,24 @@ impl Worker {
             slot: options.stream.clone(),
             state,
         })
+    }
+
+    /// Whether what is at the target is a new copy, which is dropped when the disk is full. An old
+    /// copy is kept, and its changes wait in the slot.
+    fn makes_room(&self) -> bool {
+        let mut shards = self.options.shards.iter();
+        shards.any(|shard| shard.basis == Basis::Chunks)
+    }
+
+    /// Loses every shard that is followed, because the target has no disk space left.
+    fn lose_all(&self, message: &str) {
+        for shard in &self.options.shards {
+            let fault = Fault::Full {
+                host: self.options.target.clone(),
+                message: message.to_owned(),
+            };
+            self.lose(shard.hold.shard, fault);
+        }
     }
 
     pub(super) fn lose(&self, shard: ShardId, fault: Fault) {

@@ -48,7 +48,7 @@ pub fn check(
         shard::check(&mut findings, &hosts, InMap { shard, host, epoch });
     }
     for (host, control) in &hosts.controls {
-        moves::check(&mut findings, host, control);
+        moves::check(&mut findings, &hosts, host, control);
     }
     records::behind(&mut findings, &hosts);
     migrations::check(&mut findings, &hosts, migrations);

@@ -1,11 +1,18 @@
 //! What moves have left: old copies, audits, ways back, lent replica identities.
 
 use crate::map::HostName;
-use crate::schema::facts::{ControlFacts, KeptAudit};
+use crate::schema::check::view::Hosts;
+use crate::schema::facts::{ControlFacts, HostFacts, KeptAudit, LedgerRow};
 use crate::schema::finding::{Findings, Severity};
 use crate::schema::remedy::GC;
 
-pub(super) fn check(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
+pub(super) fn check(
+    findings: &mut Findings,
+    hosts: &Hosts<'_>,
+    host: &HostName,
+    control: &ControlFacts,
+) {
+    slots(findings, hosts, host, control);
     for (shard, why) in &control.lost_ways {
         let what = format!("it cannot be taken back here by `pgshard moves rollback`: {why}");
         let remedy = "run `pgshard moves complete` when all is well; `pgshard move` brings it back \
@@ -35,6 +42,103 @@ pub(super) fn check(findings: &mut Findings, host: &HostName, control: &ControlF
     for audit in &control.audits {
         not_audited(findings, host, audit);
     }
+}
+
+/// The slots that moves need and that are gone, or invalidated: a failover manager may drop what it
+/// does not know, and a server gives up what keeps too much.
+fn slots(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &ControlFacts) {
+    for (shard, way) in &control.open_ways {
+        let Some(facts) = hosts.facts(&way.target) else {
+            continue;
+        };
+        if has_slot(facts, &way.slot) {
+            continue;
+        }
+        let (slot, target, id) = (&way.slot, &way.target, way.id);
+        let what = format!(
+            "the move {id} cannot be rolled back: the replication slot {slot} on {target} is gone"
+        );
+        let remedy = format!("{GC}, which records it; {KEEP_SLOTS}");
+        findings.add_shard(
+            Severity::Warning,
+            "slot_gone",
+            Some(host),
+            *shard,
+            what,
+            remedy,
+        );
+    }
+    let Some(facts) = hosts.facts(host) else {
+        return;
+    };
+    catalogs(findings, host, facts);
+    let followed = |row: &&LedgerRow| {
+        row.kind == "slot" && matches!(row.phase.as_deref(), Some("loaded" | "ready"))
+    };
+    for row in control.ledger.iter().filter(followed) {
+        // A mover that is at work notices by itself, and may be making a new one.
+        let is_at_work = control
+            .open_moves
+            .get(&row.shard)
+            .is_some_and(|open| open.since.is_some());
+        if is_at_work || has_slot(facts, &row.name) {
+            continue;
+        }
+        let (slot, id) = (&row.name, row.move_id);
+        let what = format!(
+            "what the move {id} has copied cannot be brought up to date: its replication slot \
+                {slot} is gone"
+        );
+        let remedy = format!(
+            "run `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`; \
+                {KEEP_SLOTS}"
+        );
+        findings.add_shard(
+            Severity::Warning,
+            "slot_gone",
+            Some(host),
+            row.shard,
+            what,
+            remedy,
+        );
+    }
+}
+
+/// Fewer dead rows than this make no query of the catalogs slow.
+const DEAD_ROWS_MIN: u64 = 20_000;
+
+/// A slot keeps VACUUM from rows of the catalogs that are dead since it was last confirmed: where
+/// many temporary tables are made, the catalogs grow, and every plan is made more slowly.
+fn catalogs(findings: &mut Findings, host: &HostName, facts: &HostFacts) {
+    let of_moves = &facts.of_moves;
+    let (dead, live) = (of_moves.dead_catalog_rows, of_moves.live_catalog_rows);
+    let Some(slot) = &of_moves.catalog_slot else {
+        return;
+    };
+    if dead < DEAD_ROWS_MIN || dead < live / 4 {
+        return;
+    }
+    let what = format!(
+        "its catalogs have {dead} dead rows, and {live} that are live; the replication slot {slot} \
+            of a move keeps VACUUM from them"
+    );
+    let remedy = "end the move, or run `pgshard moves complete` where its old copy is not needed \
+        any more; `pgshard moves feed` lets the slot of a rollback go on. Then VACUUM pg_attribute";
+    findings.add(
+        Severity::Warning,
+        "catalogs_held",
+        Some(host),
+        what,
+        remedy.to_owned(),
+    );
+}
+
+const KEEP_SLOTS: &str = "a failover manager must leave slots named pgshard_… alone \
+    (docs/high-availability.md)";
+
+fn has_slot(facts: &HostFacts, slot: &str) -> bool {
+    let is = |name: &String| name == slot;
+    facts.of_moves.slots.iter().any(is) && !facts.of_moves.lost_slots.iter().any(is)
 }
 
 /// What moves have made here and somebody must drop.

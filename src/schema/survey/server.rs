@@ -74,6 +74,18 @@ SELECT current_setting('server_version_num')::int4 AS version, current_user::tex
              WHERE nspname ~ '[0-9]{4}__(left_e[0-9]+|incoming|signpost(_e[0-9]+)?)$' ORDER BY 1) AS of_moves,
        ARRAY(SELECT slot_name::text FROM pg_replication_slots
              WHERE slot_name LIKE 'pgshard\_%' AND database = current_database() ORDER BY 1) AS slots,
+       ARRAY(SELECT slot_name::text FROM pg_replication_slots
+             WHERE slot_name LIKE 'pgshard\_%' AND database = current_database()
+                 AND wal_status = 'lost' ORDER BY 1) AS lost_slots,
+       (SELECT slot_name::text FROM pg_replication_slots WHERE slot_name LIKE 'pgshard\_%'
+             AND database = current_database() AND catalog_xmin IS NOT NULL
+        ORDER BY age(catalog_xmin) DESC LIMIT 1) AS catalog_slot,
+       (SELECT coalesce(sum(pg_stat_get_dead_tuples(oid)), 0)::int8 FROM pg_class
+        WHERE oid = ANY ('{pg_class,pg_attribute,pg_type,pg_depend,pg_index}'::regclass[]::oid[]))
+           AS dead_rows,
+       (SELECT coalesce(sum(pg_stat_get_live_tuples(oid)), 0)::int8 FROM pg_class
+        WHERE oid = ANY ('{pg_class,pg_attribute,pg_type,pg_depend,pg_index}'::regclass[]::oid[]))
+           AS live_rows,
        ARRAY(SELECT pubname::text FROM pg_publication WHERE pubname LIKE 'pgshard\_%' ORDER BY 1) AS publications,
        (SELECT json_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
              'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots',
@@ -109,7 +121,11 @@ pub(super) async fn read(client: &Client) -> Result<Answer, FactsError> {
     let of_moves = OfMoves {
         schemas: get::<Vec<String>>(&row, "of_moves")?.into_iter().collect(),
         slots: get(&row, "slots")?,
+        lost_slots: get(&row, "lost_slots")?,
         publications: get(&row, "publications")?,
+        catalog_slot: get(&row, "catalog_slot")?,
+        dead_catalog_rows: unsigned(get(&row, "dead_rows")?),
+        live_catalog_rows: unsigned(get(&row, "live_rows")?),
     };
     let mut settings = BTreeMap::new();
     for column in ["settings", "of_database"] {
@@ -152,4 +168,8 @@ pub(super) fn failed(source: tokio_postgres::Error) -> FactsError {
 /// A column of the answer to [`sql`].
 fn get<'r, T: FromSql<'r>>(row: &'r Row, column: &str) -> Result<T, FactsError> {
     row.try_get(column).map_err(failed)
+}
+
+fn unsigned(rows: i64) -> u64 {
+    u64::try_from(rows).unwrap_or(0)
 }

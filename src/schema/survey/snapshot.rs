@@ -77,7 +77,7 @@ SELECT json_build_object(
     'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
         USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
-    'open_ways', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target)) FROM pgshard.back b
+    'open_ways', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target, b.stream)) FROM pgshard.back b
         JOIN pgshard.move m USING (move_id, shard_id)
                   WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
     'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, m.audit,
@@ -103,7 +103,7 @@ struct RawControl {
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
     lost_ways: Option<Vec<(ShardId, String)>>,
-    open_ways: Option<Vec<(ShardId, Uuid, String)>>,
+    open_ways: Option<Vec<(ShardId, Uuid, String, String)>>,
     audits: Option<Vec<RawAudit>>,
     live_moves: Option<Vec<Uuid>>,
     ledger: Option<Vec<LedgerRow>>,
@@ -259,12 +259,15 @@ fn kept_audit((shard, move_id, target, state, found): RawAudit) -> Result<KeptAu
     })
 }
 
-fn open_way((shard, id, target): (ShardId, Uuid, String)) -> Option<(ShardId, OpenWay)> {
+fn open_way(
+    (shard, id, target, slot): (ShardId, Uuid, String, String),
+) -> Option<(ShardId, OpenWay)> {
     Some((
         shard,
         OpenWay {
             id,
             target: HostName::new(&target).ok()?,
+            slot,
         },
     ))
 }

@@ -156,7 +156,8 @@ on_each_version! {
     /// and is waited for beyond the patience; another's is named.
     async fn an_index_waits_for_the_snapshot_of_a_move(version) {
         let world = World::new(&[version], 1).await;
-        let index = "-- pgshard: no-transaction\nCREATE INDEX CONCURRENTLY y ON {shard}.users (name)";
+        let index = "-- pgshard: no-transaction\n\
+            CREATE INDEX CONCURRENTLY y ON {shard}.users (name)";
         world.file(("migrations/0002_y.sql", index));
         let (db1, holder) = (world.servers.superuser(0).await, world.servers.app(0).await);
         let old = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class";

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pgshard::config::Config;
-use pgshard::map::{RangesError, parse_shards, print_shards};
+use pgshard::config::{Config, HostConfig};
+use pgshard::map::{HostName, RangesError, parse_shards, print_shards};
 use pgshard::mover::{
     LentIdentity, Mode, Mover, Observer, Options, Plan, Request, ShardPlan, Statement,
 };
@@ -53,7 +53,8 @@ pub(crate) async fn run(
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
     let watcher = moves::Watcher::new(output.clone());
-    let mover = mover(&config, asked.options, watcher.observer());
+    let options = asked.options.bytes_max(bytes_max(&config));
+    let mover = mover(&config, options, watcher.observer());
     let plan = mover.plan(&request).await.map_err(moves::failure)?;
     if let Some(detail) = asked.only_plan {
         show_plan(&plan, detail, output);
@@ -87,6 +88,12 @@ pub(crate) async fn run(
         started.elapsed(),
         output,
     ))
+}
+
+/// How many bytes hosts may have in shards, by the config.
+fn bytes_max(config: &Config) -> BTreeMap<HostName, u64> {
+    let most = |host: &HostConfig| Some((host.name.clone(), host.limits.bytes_max?));
+    config.hosts.values().filter_map(most).collect()
 }
 
 /// A mover for the config's hosts and map.

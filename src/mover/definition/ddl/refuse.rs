@@ -463,9 +463,10 @@ impl Examined<'_> {
             {
                 self.refuse(
                     &object,
-                    "is not valid, as after a failed CREATE INDEX CONCURRENTLY",
-                    "`pgshard migrate retry` if a migration was building it; otherwise drop or \
-                        REINDEX it",
+                    "is not valid: CREATE INDEX or REINDEX CONCURRENTLY is building it, or was \
+                        stopped before its end",
+                    "wait if pg_stat_progress_create_index shows it; otherwise `pgshard migrate \
+                        retry` if a migration was building it, or drop or REINDEX it",
                 );
             }
             if index.constraint.is_none() && index.definition.contains(" NULLS NOT DISTINCT") {

@@ -73,8 +73,8 @@ impl Driver<'_> {
             if self.context.is_stopped() {
                 return Err(Error::Interrupted { shard });
             }
-            if self.heartbeat.is_lost(shard) {
-                return Err(Error::LeaseLost { shard });
+            if let Some(error) = self.heartbeat.loss(shard) {
+                return Err(error);
             }
             if !std::mem::replace(&mut told, true) {
                 tracing::warn!(%shard, "{what}");
@@ -131,7 +131,7 @@ impl Driver<'_> {
         let until = tokio::time::Instant::from_std(until);
         let outcome = tokio::select! {
             outcome = self.work.copy(entry, attempt, self.built.as_ref()) => outcome,
-            () = self.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
+            error = self.heartbeat.lost(shard) => return Err(error),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
             // A server that hangs neither answers nor breaks the connection, and the heartbeat
             // would keep its shard closed.

@@ -40,6 +40,8 @@ pub(in crate::mover) struct Online<'a> {
 pub(in crate::mover) struct Remembered {
     /// The servers on which source and target were compared, if this mover has done that.
     pub(in crate::mover) compared_on: Option<Servers>,
+    /// The servers on which this mover has begun to compare them.
+    pub(in crate::mover) comparing_on: Option<Servers>,
     /// The servers at the last observation.
     pub(in crate::mover) seen: Option<Servers>,
     /// The attempt behind whose fence this mover has examined the shard, and found nothing changed.
@@ -80,7 +82,7 @@ impl Patience<'_> {
         let mut stop = self.context.stop.subscribe();
         tokio::select! {
             outcome = work => outcome,
-            () = self.heartbeat.lost(shard) => Err(Error::LeaseLost { shard }),
+            error = self.heartbeat.lost(shard) => Err(error),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
             error = self.unfollowed() => Err(error),
         }

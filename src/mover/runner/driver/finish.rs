@@ -5,20 +5,22 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
-use crate::mover::control::journal::{Entry, Signed};
+use crate::mover::control::journal::Entry;
+use crate::mover::control::observe::observe;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
-use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::protocol::state::{Lease, Mode, Phase, Source, Target};
 use crate::mover::protocol::verdict::Audit;
 use crate::mover::runner::audit;
-use crate::mover::runner::driver::{Copying, Driver};
+use crate::mover::runner::driver::{Copying, Driver, OPEN_FOR};
 use crate::mover::runner::permit::Piece;
 use crate::pg::cause::chain;
 use crate::store::MapStore;
 
-/// How long deciding and opening are tried. After that, a shard that is not decided is served by
-/// its source again; one that is decided is left to `resume`, and routers try to open it too.
-const OPEN_FOR: Duration = Duration::from_secs(10);
+/// How long a mover tries to drop its copy from a target without disk space, and the pause between
+/// two tries.
+const ROOM_WITHIN: Duration = Duration::from_secs(20);
+const BEFORE_DROPPING: Duration = Duration::from_millis(200);
 
 impl<'a> Driver<'a> {
     /// The target is ready for this attempt: decides and opens.
@@ -46,7 +48,11 @@ impl<'a> Driver<'a> {
                 Ok(())
             }
             Err(Error::Superseded { reason, .. }) => self.look_again(reason),
-            Err(error @ (Error::Failpoint { .. } | Error::LeaseLost { .. })) => Err(error),
+            Err(
+                error @ (Error::Failpoint { .. }
+                | Error::LeaseLost { .. }
+                | Error::Unrenewed { .. }),
+            ) => Err(error),
             // It would be refused again. The mover leaves the shard, which takes the fence back.
             Err(error) if error.is_permanent() && self.is_undecided().await => Err(error),
             // The outcome is unknown: observe again, on new connections.
@@ -107,29 +113,9 @@ impl<'a> Driver<'a> {
         tracing::warn!(%shard, error = chain(&error), "observing again, on new connections");
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            let opened = async {
-                let source = self
-                    .context
-                    .hosts
-                    .open_new(&self.work.source.host)
-                    .await?
-                    .for_shard(shard);
-                let target = self
-                    .context
-                    .hosts
-                    .open_new(&self.work.target.host)
-                    .await?
-                    .for_shard(shard);
-                source.sign(self.work.hold, Signed::Shard).await?;
-                target.sign(self.work.hold, Signed::Shard).await?;
-                Ok::<_, Error>((source, target))
-            };
-            match opened.await {
-                Ok(sessions) => {
-                    (self.work.source, self.work.target) = sessions;
-                    return Ok(());
-                }
-                Err(_) if Instant::now() < until && !self.heartbeat.is_lost(shard) => {}
+            match self.new_sessions().await {
+                Ok(()) => return Ok(()),
+                Err(_) if Instant::now() < until && self.heartbeat.loss(shard).is_none() => {}
                 Err(_) => return Err(error),
             }
         }
@@ -206,15 +192,24 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Ends this mover's work with the shard, well or badly. A shard that it gives up is served,
-    /// and the lease is free.
-    pub(in crate::mover::runner) async fn leave(&mut self, error: Option<&Error>) {
-        if error.is_some() {
-            // After a lost lease too: if only our connections are gone, nobody else makes the
-            // source serve before the deadline. If somebody has taken over, both this and the
-            // release name a lease that no longer exists.
-            self.leave_serving().await;
-        }
+    /// Ends this mover's work with a shard that has come to its end.
+    pub(in crate::mover::runner) async fn leave(&mut self) {
+        self.release(None).await;
+    }
+
+    /// Ends this mover's work with a shard that it gives up: the shard is served, the lease is
+    /// free, and a target without disk space has none of it. Gives the error to report.
+    pub(in crate::mover::runner) async fn give_up(&mut self, error: Error) -> Error {
+        // After a lost lease too: if only our connections are gone, nobody else makes the source
+        // serve before the deadline. If somebody has taken over, both this and the release name a
+        // lease that no longer exists.
+        self.leave_serving().await;
+        let error = self.make_room(error).await;
+        self.release(Some(&error)).await;
+        error
+    }
+
+    async fn release(&mut self, error: Option<&Error>) {
         self.heartbeat.let_go(self.work.hold.shard);
         let words = error.map(|error| chain(error));
         // Releasing the lease is a courtesy: this mover is done with the shard in any case.
@@ -229,6 +224,57 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// Drops the copy from a target that has no disk space left: the shards that are served there
+    /// need it, and the copy is of no use before somebody has made room. Gives the error to report.
+    ///
+    /// A rollback's target is an old copy, which may be all that is left: it is never dropped here.
+    async fn make_room(&mut self, error: Error) -> Error {
+        let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
+        let Some(message) = error
+            .full_disk(&host)
+            .filter(|_| self.work.back_of.is_none())
+        else {
+            return error;
+        };
+        if let Copying::Online(online) = &self.copying {
+            online.follower.detach(shard).await;
+        }
+        let until = Instant::now() + ROOM_WITHIN;
+        let left = loop {
+            match self.drop_copy().await {
+                Ok(true) => break None,
+                // It was decided, or another mover has it: then the copy is not this one's to drop.
+                Ok(false) => return error,
+                // Workers whose sessions were just closed may still have locks, and a server
+                // without disk space may be about to restart.
+                Err(again) if Instant::now() >= until => break Some(chain(&again)),
+                Err(again) => tracing::debug!(%shard, error = chain(&again), "the copy stays"),
+            }
+            tokio::time::sleep(BEFORE_DROPPING).await;
+        };
+        tracing::warn!(%shard, %host, message, "the target has no disk space left");
+        Error::TargetFull {
+            shard,
+            host,
+            message,
+            left,
+        }
+    }
+
+    /// Drops the copy if the source serves, and this mover still has the shard. New sessions: the
+    /// former may be in transactions that have failed.
+    async fn drop_copy(&mut self) -> Result<bool, Error> {
+        self.new_sessions().await?;
+        let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+        if now.observed.lease != Lease::Ours || now.observed.source != Source::Serving {
+            return Ok(false);
+        }
+        if let Target::Incoming { .. } = now.observed.target {
+            self.work.drop_copy().await?;
+        }
+        Ok(true)
+    }
+
     /// Takes back a fence that this mover leaves behind when it gives up before decide, for
     /// whatever reason. It does not ask the target, which may be what failed.
     async fn leave_serving(&mut self) {
@@ -239,10 +285,15 @@ impl<'a> Driver<'a> {
                 None => Ok(()),
             }
         };
-        if let Err(error) = again.await {
-            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it \
-                ends with its \
-                deadline");
+        match again.await {
+            Err(error) if self.fences > 0 || self.fenced_at.is_some() => {
+                tracing::warn!(%shard, error = chain(&error), "the fence, if it stands, could not \
+                    be taken back; it ends with its deadline");
+            }
+            Err(error) => {
+                tracing::debug!(%shard, error = chain(&error), "the source cannot be asked");
+            }
+            Ok(()) => {}
         }
     }
 

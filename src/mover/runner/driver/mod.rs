@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::mover::control::context::Context;
 use crate::mover::control::heartbeat::Heartbeat;
+use crate::mover::control::journal::Signed;
 use crate::mover::control::observe::{Observation, observe};
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
@@ -20,9 +21,20 @@ use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode, Own, Phase, Stop, Stream, Until};
 use crate::mover::runner::audit;
 use crate::mover::step::{Blueprint, ShardMove};
+use crate::pg::cause::chain;
 
 use copying::Remembered;
 pub(in crate::mover) use copying::{Copying, Online, Patience};
+
+/// How long deciding and opening are tried. After that, a shard that is not decided is served by
+/// its source again; one that is decided is left to `resume`, and routers try to open it too.
+const OPEN_FOR: Duration = Duration::from_secs(10);
+
+/// For how long new sessions are tried for, after a step has failed because a connection was lost.
+const DISCONNECTED_MAX: Duration = Duration::from_secs(60);
+
+/// The pause before each try: a server that restarts refuses for some seconds.
+const BEFORE_OPENING: Duration = Duration::from_millis(200);
 
 /// The work of this mover on one shard.
 pub(in crate::mover) struct Driver<'a> {
@@ -45,6 +57,8 @@ pub(in crate::mover) struct Driver<'a> {
     pause: Option<Duration>,
     /// Since when deciding or opening has failed for temporary reasons.
     failing_since: Option<Instant>,
+    /// Since when steps before that have failed because connections were lost.
+    disconnected_since: Option<Instant>,
     /// The audit to run once this mover has left the shard.
     audit: Option<audit::Begun>,
 }
@@ -74,6 +88,7 @@ impl<'a> Driver<'a> {
             fenced_at: None,
             pause: None,
             failing_since: None,
+            disconnected_since: None,
             audit: None,
         }
     }
@@ -134,8 +149,8 @@ impl<'a> Driver<'a> {
     /// connections if it has to: a target that has crashed since may have to be opened again.
     pub(super) async fn observe(&mut self) -> Result<Observation, Error> {
         let shard = self.work.hold.shard;
-        if self.heartbeat.is_lost(shard) {
-            return Err(Error::LeaseLost { shard });
+        if let Some(error) = self.heartbeat.loss(shard) {
+            return Err(error);
         }
         let now = match observe(&self.work.source, &self.work.target, self.work.hold).await {
             Err(error @ Error::Database { .. }) if self.pause.is_some() => {
@@ -152,6 +167,61 @@ impl<'a> Driver<'a> {
                 Some(facts::servers(&self.work.source, &self.work.target).await?);
         }
         Ok(now)
+    }
+
+    /// A step has succeeded: the connections are there.
+    pub(super) fn connected(&mut self) {
+        self.disconnected_since = None;
+    }
+
+    /// Opens new sessions after a step that began then has failed because a connection was lost, by
+    /// a restart or by something between the hosts that ends idle ones. A session carries no state
+    /// from step to step, so the next observation shows how far the shard is, as after a resume.
+    /// Gives any other error back, and this one if the host does not answer in time.
+    pub(super) async fn open_again(&mut self, error: Error, began: Instant) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        // What is copied behind a fence would be copied from its beginning, with the shard closed.
+        let is_closed = self.work.mode == Mode::Blocking && self.fenced_at.is_some();
+        if self.goal != Goal::Finish || is_closed || !error.is_disconnect() {
+            return Err(error);
+        }
+        if began.elapsed() > DISCONNECTED_MAX {
+            self.disconnected_since = None;
+        }
+        let since = *self.disconnected_since.get_or_insert_with(Instant::now);
+        // While it is fenced, nobody can use the shard.
+        let most = match self.fenced_at {
+            Some(_) => OPEN_FOR,
+            None => DISCONNECTED_MAX,
+        };
+        let until = since + most;
+        tracing::warn!(%shard, error = chain(&error), "opening new sessions");
+        loop {
+            tokio::time::sleep(BEFORE_OPENING).await;
+            if self.context.is_stopped() {
+                return Err(Error::Interrupted { shard });
+            }
+            if let Some(lost) = self.heartbeat.loss(shard) {
+                return Err(lost);
+            }
+            match self.new_sessions().await {
+                Ok(()) if Instant::now() < until => return Ok(()),
+                Err(again) if again.is_disconnect() && Instant::now() < until => {}
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Replaces the sessions of the shard by new ones.
+    async fn new_sessions(&mut self) -> Result<(), Error> {
+        let (shard, hosts) = (self.work.hold.shard, &self.context.hosts);
+        let source = hosts.open_new(&self.work.source.host).await?;
+        let target = hosts.open_new(&self.work.target.host).await?;
+        let (source, target) = (source.for_shard(shard), target.for_shard(shard));
+        source.sign(self.work.hold, Signed::Shard).await?;
+        target.sign(self.work.hold, Signed::Shard).await?;
+        (self.work.source, self.work.target) = (source, target);
+        Ok(())
     }
 
     /// What this mover knows about itself.

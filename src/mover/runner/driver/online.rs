@@ -27,14 +27,13 @@ impl Driver<'_> {
             let began = Instant::now();
             let servers = facts::servers(&self.work.source, &self.work.target).await?;
             // What another mover has compared may have been altered since, while nobody looked.
-            if self
-                .remembered
-                .compared_on
-                .take()
-                .is_none_or(|before| before != servers)
-            {
+            let compared_on = self.remembered.compared_on.take();
+            let before = compared_on.or(self.remembered.comparing_on.take());
+            if before.is_none_or(|before| before != servers) {
                 self.work.verify_anew().await?;
             }
+            // A step that fails because a session was cut continues with what is not compared yet.
+            self.remembered.comparing_on = Some(servers.clone());
             self.patience()
                 .wait_for(pass_a_watermark(&self.work, self.online()?.follower))
                 .await?;

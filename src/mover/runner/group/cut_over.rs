@@ -9,7 +9,7 @@ use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Driver, Online};
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::part::End;
-use crate::mover::runner::single::connect;
+use crate::mover::runner::single::reconnect;
 use crate::mover::stream::follower::Follower;
 use crate::shard::ShardId;
 
@@ -22,7 +22,7 @@ impl Group<'_> {
         reverse: Option<&'d str>,
     ) -> Result<Driver<'d>, End> {
         let piece = self.permits.piece().await;
-        let work = match connect(self.context, &member.part, self.hold(member.part.shard)).await {
+        let work = match reconnect(self.context, &member.part, self.hold(member.part.shard)).await {
             Ok(work) => work,
             Err(error) => return Err(self.left(&member, error).await),
         };

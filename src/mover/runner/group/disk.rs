@@ -1,5 +1,7 @@
 //! What happens while a group is worked on: its mover is asked to stop or to pause, or the slot
-//! keeps too much WAL.
+//! keeps too much WAL, or is lost.
+
+use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
@@ -11,14 +13,14 @@ use crate::mover::runner::group::Group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
 use crate::mover::runner::part::{End, Part, Start};
 use crate::mover::runner::single;
-use crate::mover::runner::watchdog::TooMuch;
+use crate::mover::runner::watchdog::SlotTrouble;
 use crate::mover::stream::slot;
 use crate::pg::cause::chain;
 
 impl Group<'_> {
     /// While the group is worked on, passes on what its mover is asked for, and watches the slot.
-    /// Returns when the slot keeps too much.
-    pub(super) async fn mind(&self) -> TooMuch {
+    /// Returns when something is wrong with it.
+    pub(super) async fn mind(&self) -> SlotTrouble {
         let mut asked = self.whole.stop.subscribe();
         let stopping = async {
             stopped(&mut asked).await;
@@ -48,10 +50,31 @@ impl Group<'_> {
             .is_none()
             .then_some(self.context.options.wal_max);
         tokio::select! {
-            too_much = self.watchdog.watch(&self.context.hosts, &self.shared.source, &name, wal_max) => too_much,
-            too_much = stopping => too_much,
-            too_much = pausing => too_much,
+            trouble = self.watchdog.watch(&self.context.hosts, &self.shared.source, &name, wal_max) => trouble,
+            trouble = stopping => trouble,
+            trouble = pausing => trouble,
         }
+    }
+
+    /// The ends of a group whose slot was lost: what stopped for it says so. The slot's row in the
+    /// ledger stays, so that a resume finds that it is gone, and copies again.
+    pub(super) async fn without_slot(&self, ends: Vec<End>, state: &'static str) -> Vec<End> {
+        let slot = self.stream();
+        tracing::warn!(slot, host = %self.shared.source, state, "something else has dropped the \
+            slot of a move, or its server has");
+        let lost = || Error::SlotLost {
+            host: self.shared.source.clone(),
+            slot: slot.clone(),
+            state,
+        };
+        let explain = |(shard, end): End| match end {
+            Err(Error::Interrupted { .. } | Error::Unfollowed { .. }) => {
+                let source = Arc::new(lost());
+                self.failed(shard, Error::Group { shard, source })
+            }
+            end => (shard, end),
+        };
+        ends.into_iter().map(explain).collect()
     }
 
     /// Drops the slot, then aborts what is not decided and finishes what is. By then nobody works
@@ -60,10 +83,9 @@ impl Group<'_> {
         &self,
         parts: Vec<Part>,
         ends: Vec<End>,
-        too_much: TooMuch,
+        (kept, limit): (u64, u64),
     ) -> Vec<End> {
         let jobs = &Semaphore::new(self.context.options.jobs.max(1));
-        let TooMuch { kept, limit } = too_much;
         let name = self.stream();
         tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more \
             WAL than it may: the \

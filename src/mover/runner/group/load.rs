@@ -14,7 +14,7 @@ use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::part::End;
-use crate::mover::runner::single::connect;
+use crate::mover::runner::single::reconnect;
 use crate::shard::ShardId;
 
 impl Group<'_> {
@@ -93,7 +93,7 @@ impl Group<'_> {
             if self.context.is_stopped() {
                 return Err(Error::Interrupted { shard });
             }
-            let work = connect(self.context, &member.part, self.hold(shard)).await?;
+            let work = reconnect(self.context, &member.part, self.hold(shard)).await?;
             work.timings.took("copy", took);
             let built = match member.built.take() {
                 Some(built) => built,

@@ -10,7 +10,7 @@ use crate::mover::protocol::state::{Goal, Phase, Until};
 use crate::mover::runner::driver::Driver;
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::part::{End, Part};
-use crate::mover::runner::single::{self, acquire, before_claim, connect};
+use crate::mover::runner::single::{self, acquire, before_claim, connect, reconnect};
 use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
 use crate::pg::cause::chain;
@@ -64,13 +64,13 @@ impl Group<'_> {
         match single::drive(drive, until).await {
             Ok(None) => None,
             Ok(Some(report)) => {
-                drive.leave(None).await;
+                drive.leave().await;
                 Some((shard, Ok(report)))
             }
             Err(error) => {
                 let error = self.explained(drive, error).await;
                 self.withdraw_if_altered(&drive.work, &error).await;
-                drive.leave(Some(&error)).await;
+                let error = drive.give_up(error).await;
                 Some(self.failed(shard, error))
             }
         }
@@ -128,7 +128,7 @@ impl Group<'_> {
     pub(super) async fn prepare_again(&self, member: Member) -> Result<Member, End> {
         let shard = member.part.shard;
         let work = async {
-            let work = connect(self.context, &member.part, self.hold(shard)).await?;
+            let work = reconnect(self.context, &member.part, self.hold(shard)).await?;
             work.source
                 .advance(work.hold, Phase::Claimed, &Note::default())
                 .await?;
@@ -176,7 +176,7 @@ impl Group<'_> {
                     built
                 }
                 (built, schema) => {
-                    let work = connect(self.context, &member.part, self.hold(shard)).await?;
+                    let work = reconnect(self.context, &member.part, self.hold(shard)).await?;
                     match (built, schema) {
                         (Some(built), Some(schema)) => match work.altered(schema, &built).await? {
                             Some(what) => return Err(Error::Altered { shard, what }),
@@ -201,15 +201,15 @@ impl Group<'_> {
     /// The end of a shard that failed while this mover had no connection for it.
     pub(super) async fn left(&self, member: &Member, error: Error) -> End {
         let shard = member.part.shard;
-        let error = if error.is_lock() {
+        let mut error = if error.is_lock() {
             self.locked(shard, error).await
         } else {
             error
         };
         if let Ok(work) = connect(self.context, &member.part, self.hold(shard)).await {
             self.withdraw_if_altered(&work, &error).await;
-            Driver::new(self.context, work, self.heartbeat, Goal::Finish)
-                .leave(Some(&error))
+            error = Driver::new(self.context, work, self.heartbeat, Goal::Finish)
+                .give_up(error)
                 .await;
         }
         self.failed(shard, error)

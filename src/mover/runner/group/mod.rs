@@ -13,6 +13,7 @@ mod members;
 mod stream;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use tokio::sync::watch;
@@ -32,13 +33,18 @@ use crate::mover::runner::leftovers::drop_shared;
 use crate::mover::runner::part::{End, Part, Shared};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::reverse;
-use crate::mover::runner::watchdog::Watchdog;
+use crate::mover::runner::single::patiently;
+use crate::mover::runner::watchdog::{SlotTrouble, Watchdog};
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;
 use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 pub(in crate::mover) use stream::applied;
+
+/// For how long publication and slot are begun with again when the connection to the source is
+/// lost. The slot may wait for a minute by itself.
+const SLOT_WITHIN: Duration = Duration::from_secs(180);
 
 /// Moves the parts, which belong to one move and have the same source and target, to their ends.
 pub(in crate::mover) async fn work(
@@ -108,23 +114,28 @@ impl<'a> Group<'a> {
     async fn run(&self, parts: Vec<Part>) -> Vec<End> {
         let taken = parts.clone();
         let mut work = Box::pin(self.all(parts));
-        let too_much = tokio::select! {
+        let trouble = tokio::select! {
             ends = &mut work => return ends,
-            too_much = self.mind() => too_much,
+            trouble = self.mind() => trouble,
         };
         self.context.stop();
         let ends = work.as_mut().await;
         drop(work);
-        self.save_the_disk(taken, ends, too_much).await
+        match trouble {
+            SlotTrouble::TooMuch { kept, limit } => {
+                self.save_the_disk(taken, ends, (kept, limit)).await
+            }
+            SlotTrouble::Lost(state) => self.without_slot(ends, state).await,
+        }
     }
 
     async fn all(&self, parts: Vec<Part>) -> Vec<End> {
         let mut ends = Vec::new();
         let mut members = self.each(&mut ends, parts, |part| self.begin(part)).await;
         let streamed = async {
-            let source = self.session(&self.shared.source).await?;
+            let mut source = self.session(&self.shared.source).await?;
             if members.is_empty() {
-                return drop_shared(self.context, &self.shared).await;
+                return self.drop_shared().await;
             }
             // This comes before anything is published: a table whose rows the stream cannot
             // identify would refuse UPDATE and DELETE then.
@@ -132,13 +143,24 @@ impl<'a> Group<'a> {
             members = self
                 .each(&mut ends, begun, |one| self.known(one, &source))
                 .await;
-            let position = self.slot(&source, &mut members, &mut ends).await?;
+            let until = Instant::now() + SLOT_WITHIN;
+            let position = loop {
+                match self.slot(&source, &mut members, &mut ends).await {
+                    Err(error) if error.is_disconnect() && Instant::now() < until => {
+                        tracing::warn!(error = chain(&error), "opening a new session");
+                        source = self.session(&self.shared.source).await?;
+                    }
+                    position => break position?,
+                }
+            };
             self.watchdog.watch_publication();
             self.load(&source, &mut members, &mut ends, position)
                 .await?;
             if members.is_empty() {
-                return drop_shared(self.context, &self.shared).await;
+                return self.drop_shared().await;
             }
+            // The former may have been idle for hours, and cut since, or its host restarted.
+            let source = self.session(&self.shared.source).await?;
             let target = self.session(&self.shared.target).await?;
             let others = self.others(&source, &target, &members, position).await?;
             let follower = self.follow(&source, &members, others).await?;
@@ -171,7 +193,7 @@ impl<'a> Group<'a> {
             let rest = self.each(&mut ends, cut_over, cut_over_one).await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
             follower.stop().await;
-            drop_shared(self.context, &self.shared).await
+            self.drop_shared().await
         };
         if let Err(error) = streamed.await {
             tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a \
@@ -179,6 +201,12 @@ impl<'a> Group<'a> {
             ends.extend(self.all_failed(members, error).await);
         }
         ends
+    }
+
+    /// Drops what the shards have shared, if none needs it any longer.
+    async fn drop_shared(&self) -> Result<(), Error> {
+        self.watchdog.let_publication_go();
+        drop_shared(self.context, &self.shared).await
     }
 
     /// Does the same with each item, a few at a time. Gives those that go on; the ends of the
@@ -237,9 +265,12 @@ impl<'a> Group<'a> {
     }
 
     async fn session(&self, host: &HostName) -> Result<Session, Error> {
-        let session = self.context.hosts.open(host).await?;
-        session.sign(self.hold(self.first), Signed::Group).await?;
-        Ok(session)
+        patiently(self.context, || async {
+            let session = self.context.hosts.open(host).await?;
+            session.sign(self.hold(self.first), Signed::Group).await?;
+            Ok(session)
+        })
+        .await
     }
 
     fn at(&self, failpoint: &'static str) -> Result<(), Error> {

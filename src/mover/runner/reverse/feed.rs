@@ -184,7 +184,8 @@ impl Feeding {
             work: Work::Feed,
         };
         // A stop does not cut this off: the row that it writes would stay.
-        let heartbeat = Heartbeat::start(beating, &claimant, context.options.leases).await?;
+        let leases = context.options.leases;
+        let heartbeat = Heartbeat::start(&context.hosts, beating, &claimant, leases).await?;
         let followed = unless_stopped(
             context,
             Feeding::follow(context, key, entries, &session, &heartbeat),
@@ -222,9 +223,6 @@ impl Feeding {
         let name = slot::back_name(*id, source);
         stream::judge(context, &session, &target, *id, &name).await?;
         let beating = context.hosts.open(source).await?;
-        beating
-            .batch("the heartbeat's settings", "SET synchronous_commit = off")
-            .await?;
         Ok((session, beating))
     }
 
@@ -343,7 +341,7 @@ impl Feeding {
         let lost = self
             .shards
             .iter()
-            .any(|hold| self.heartbeat.is_lost(hold.shard));
+            .any(|hold| self.heartbeat.loss(hold.shard).is_some());
         let all_there = entries
             .iter()
             .all(|entry| self.shards.iter().any(|hold| hold.shard == entry.shard));

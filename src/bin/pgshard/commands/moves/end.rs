@@ -356,6 +356,20 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
                 or when less is \
              written, or allow more with --max-wal if the disk of {host} has room"
         ),
+        Error::SlotLost { host, state, .. } if *state == "gone" => format!(
+            "something else has dropped it on {host}: a failover manager must leave slots named \
+                pgshard_… alone (docs/high-availability.md). The source serves; `pgshard moves \
+                resume {id}` copies again, or `pgshard moves abort {id}`. A rollback has no copy \
+                to make: abort it, and move the shard"
+        ),
+        Error::TargetFull { host, .. } => format!(
+            "the source serves; `pgshard moves abort {id}`, or make room on {host}, then `pgshard \
+                moves resume {id}`, which copies again"
+        ),
+        Error::Unrenewed { .. } => format!(
+            "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says \
+                how far it is"
+        ),
         Error::SlotLost { host, .. } => format!(
             "the source serves; raise max_slot_wal_keep_size on {host}, or \
                 idle_replication_slot_timeout if that is \
