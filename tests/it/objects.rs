@@ -2,8 +2,8 @@
 
 #[path = "../objects/case.rs"]
 mod case;
-#[path = "../objects/objects.rs"]
-mod objects;
+#[path = "../objects/generator.rs"]
+mod generator;
 #[path = "../objects/round.rs"]
 mod round;
 

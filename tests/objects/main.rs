@@ -7,7 +7,7 @@
 )]
 
 mod case;
-mod objects;
+mod generator;
 mod round;
 #[path = "../failover/rounds.rs"]
 mod rounds;

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::case::Case;
-use super::objects::{EXTENSIONS, Generator, Object};
+use super::generator::{EXTENSIONS, Generator, Object};
 use super::support::World;
 
 /// All rounds of the process together.
