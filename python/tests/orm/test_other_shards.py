@@ -548,7 +548,9 @@ def test_the_check_names_misplaced_rows_and_goes_on_where_it_ended(k, m, p, worl
         f"All rows of {len(misplaced.checked_models([]))} tables are where they belong."
     ]
     with connections["shard-3"].cursor() as cursor:
-        cursor.execute("UPDATE {shard}.photos_album SET user_id = 28 WHERE name = 'c' AND user_id = 3")
+        cursor.execute(
+            "UPDATE {shard}.photos_album SET user_id = 28 WHERE name = 'c' AND user_id = 3"
+        )
         cursor.execute("UPDATE {shard}.kinds_num SET user_id = 19 WHERE user_id = 3")
         cursor.execute(
             "INSERT INTO {shard}.photos_album (id, user_id, name) VALUES (%s, 3, 'z')",

@@ -25,6 +25,7 @@ SHARDS = (3, 12, 4)
 SECONDS = float(os.environ.get("PGSHARD_TEST_PROGRAMS", "8"))
 SEED = int(os.environ.get("PGSHARD_TEST_SEED", "1"))
 STEPS = 40
+OFTEN = ("step_refer", "step_read", "step_many", "step_prefetch", "step_assign", "step_identity")
 KINDS = ("Made", "Num", "Uid", "Given", "Own")
 
 
@@ -160,7 +161,8 @@ class Program:
         return self.random.choice(self.kinds)
 
     def step(self):
-        makers = [getattr(self, name) for name in dir(self) if name.startswith("step_")]
+        names = [name for name in dir(self) if name.startswith("step_")]
+        makers = [getattr(self, name) for name in (*names, *OFTEN * 4)]
         while True:
             maker = self.random.choice(makers)
             made = maker()
@@ -402,6 +404,26 @@ class Program:
 
         return work
 
+    def step_delete_related(self):
+        """By an object, which may be of another shard."""
+        kind = self.kind()
+        target, how = self.some(kind), self.random.randrange(4)
+        if target is None:
+            return None
+        user = self.user(target)
+
+        def work(w):
+            to, refs = w.objects[target], getattr(w.m, f"Ref{kind}").objects
+            yield [
+                lambda: refs.filter(user_id=user, to=to).delete()[0],
+                lambda: refs.filter(user_id=user, many=to).update(to=None),
+                lambda: refs.filter(user_id=user).exclude(many=to).update(to=None),
+                lambda: to.refs.all().delete()[0],
+            ][how]
+            w.forget()
+
+        return work
+
     def step_move(self):
         """Another key."""
         name, user = self.some(*self.kinds), self.user()
@@ -418,19 +440,19 @@ class Program:
     # -------------------------------------------------------------------------- reads
 
     def step_read(self):
-        from django.db.models import Q
+        from django.db.models import Case, Count, Exists, OuterRef, Q, Subquery, Value, When
 
         kind = self.kind()
         targets = [self.some(kind) for _ in range(2)]
         if None in targets:
             return None
-        user, label, how = self.user(targets[0]), f"Ref{kind}", self.random.randrange(14)
+        user, label, how = self.user(targets[0]), f"Ref{kind}", self.random.randrange(30)
         bags = f"bags{kind.lower()}"
 
         def work(w):
             to, other = (w.objects[name] for name in targets)
             refs, rows = getattr(w.m, label).objects, type(to).objects
-            own = refs.filter(user_id=user)
+            own, of_user = refs.filter(user_id=user), rows.filter(user_id=user)
             yield lambda: seen(
                 [
                     lambda: own.filter(to=to),
@@ -447,6 +469,28 @@ class Program:
                     lambda: (own.filter(to=to).exists(), own.filter(to=to).count()),
                     lambda: rows.filter(**{"user_id": user, f"{bags}__to": to}).distinct(),
                     lambda: refs.filter(to__user_id=user).exclude(to__name=to.name),
+                    lambda: of_user.annotate(n=Count("refs")).values_list("name", "n"),
+                    lambda: own.annotate(
+                        x=Case(When(to=other, then=Value(1)), default=Value(0))
+                    ).values_list("name", "x"),
+                    lambda: of_user.filter(Exists(refs.filter(to=OuterRef("pk")))),
+                    lambda: of_user.filter(~Exists(refs.filter(to=OuterRef("pk"), many=other))),
+                    lambda: of_user.filter(pk__in=own.values("to")),
+                    lambda: own.select_related("to").values_list("name", "to__name"),
+                    lambda: own.filter(~Q(to=other)),
+                    lambda: own.filter(~Q(many=other) & Q(to=to)),
+                    lambda: refs.filter(to=to, many=other),
+                    lambda: own.aggregate(n=Count("to"), m=Count("many")),
+                    lambda: (to.refs.filter(many=other), to.refs.exclude(many=other)),
+                    lambda: getattr(to, bags).filter(to=other).distinct(),
+                    lambda: own.filter(to=to).union(own.filter(to=other)),
+                    lambda: own.filter(to__in=rows.filter(refs__to=other)),
+                    lambda: of_user.annotate(
+                        x=Subquery(
+                            refs.filter(to=OuterRef("pk")).order_by("name").values("name")[:1]
+                        )
+                    ).values_list("name", "x"),
+                    lambda: (own.filter(to=to) & own.exclude(many=other)).distinct(),
                 ][how]()
             )
 
