@@ -256,7 +256,8 @@ def _references_of(model: Any) -> Iterator[tuple[str, str, Any]]:
 
 def _relations(model: Any) -> Iterator[Any]:
     for field in model._meta.concrete_fields:
-        if field.remote_field is not None and is_sharded(field.remote_field.model):
+        target = field.remote_field and field.remote_field.model
+        if target is not None and not isinstance(target, str) and is_sharded(target):
             yield field
     for field in model._meta.private_fields:
         if hasattr(field, "fk_field"):  # A GenericForeignKey.

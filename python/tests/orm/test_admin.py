@@ -186,3 +186,30 @@ def test_the_links_of_a_filter_name_the_key(m, client):
     for name in ("user", "user_id", "user__exact", "user__id__exact", "user__pk"):
         found = client.get("/admin/photos/note/", {name: user.pk})
         assert [one.text for one in found.context_data["cl"].result_list] == ["hello"], name
+
+
+def test_a_page_of_a_row_whose_primary_key_says_no_shard_names_the_shard(m, client):
+    from django.db import connections
+    from kinds import models as kinds
+
+    for user in (U, V):
+        with connections[f"shard-{user}"].cursor() as cursor:
+            cursor.execute("TRUNCATE {shard}.kinds_num, {shard}.kinds_own CASCADE")
+    nums = [kinds.Num.objects.create(id=7, user_id=user, name=f"of {user}") for user in (U, V)]
+    owns = [kinds.Own.objects.create(user_id=user, name=f"of {user}") for user in (U, V)]
+    for user, num, own in zip((U, V), nums, owns):
+        listed = client.get("/admin/kinds/num/", {"user_id": user}).content.decode()
+        (link,) = set(re.findall(r'href="([^"]*/kinds/num/7/change/[^"]*)"', listed))
+        link = link.replace("&amp;", "&")
+        assert f"shard=shard-{user}" in link
+        page = client.get(link)
+        assert page.context_data["original"] == num
+        assert client.post(link, {"user_id": user, "name": "new"}).status_code == 302
+        num.refresh_from_db()
+        assert num.name == "new"
+        assert client.get(f"/admin/kinds/own/{user}/change/").context_data["original"] == own
+    # Without the shard it is nobody's.
+    for address in ("7/change/", "7/change/?shard=shard-99", "7/delete/"):
+        assert client.get(f"/admin/kinds/num/{address}").status_code == 302
+        assert client.post(f"/admin/kinds/num/{address}", {"post": "yes"}).status_code == 302
+    assert [kinds.Num.objects.for_key(user).count() for user in (U, V)] == [1, 1]
