@@ -12,7 +12,7 @@ from django.db.models import CASCADE, DO_NOTHING, PROTECT, RESTRICT, RestrictedE
 from django.db.models import deletion as django
 from django.db.models.deletion import Collector
 
-from .routing import alias_of_owner, run_on, within
+from .routing import alias_of_owner, repeat_on, within
 from .sharded import KEYS, is_sharded
 
 ON_DELETE = (CASCADE, PROTECT, RESTRICT, DO_NOTHING)
@@ -126,7 +126,7 @@ def _delete(self: Any) -> Any:
             with within(where), transaction.atomic(using=where):
                 return _collect(where, owned, self.origin).delete()[1]
 
-        counts.update(run_on(where, whole))
+        counts.update(repeat_on(where, whole))
     total, rest = _DELETE(self)
     counts.update(rest)
     return total + sum(counts.values()) - sum(rest.values()), dict(counts)

@@ -414,10 +414,12 @@ def run_on(using: str, work: Callable[[], T]) -> T:
     if shard_of_alias(using) is None:
         return work()
     check_covered(using)
-    return _repeat_on(using, work)
+    return repeat_on(using, work)
 
 
-def _repeat_on(using: str, work: Callable[[], T]) -> T:
+def repeat_on(using: str, work: Callable[[], T]) -> T:
+    """The same as `run_on`, for what is meant to be a transaction of the shard by itself, whatever
+    transaction of another database is around it."""
     shard = connections[using]
     kept = shard.kept
     recovery: Recovery | None = None
@@ -475,7 +477,7 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
                     )
                 return result
 
-        return _repeat_on(using, whole)
+        return repeat_on(using, whole)
 
 
 __all__ = [
@@ -493,6 +495,7 @@ __all__ = [
     "is_of_one_shard",
     "refuse",
     "release",
+    "repeat_on",
     "run_in_shard",
     "run_on",
     "same_row",

@@ -317,7 +317,7 @@ class Program:
         targets = [self.some(kind) for _ in range(self.random.randint(1, 3))]
         if ref is None or None in targets:
             return None
-        call = self.random.choice(("add", "add", "add", "remove", "set", "clear"))
+        call = self.random.choice(("add", "add", "remove", "remove", "set", "set", "clear"))
         back = self.random.random() < 0.3
 
         def work(w):
