@@ -146,9 +146,9 @@ class Program:
         self.labels[name] = (label, user)
         return name
 
-    def user(self, like=None):
-        """A user: mostly the one of `like`."""
-        if like is not None and self.random.random() < 0.7:
+    def user(self, like=None, often=0.7):
+        """A user: often the one of `like`."""
+        if like is not None and self.random.random() < often:
             return self.labels[like][1]
         return self.random.choice(USERS)
 
@@ -446,7 +446,8 @@ class Program:
         targets = [self.some(kind) for _ in range(2)]
         if None in targets:
             return None
-        user, label, how = self.user(targets[0]), f"Ref{kind}", self.random.randrange(30)
+        user, label = self.user(targets[0], often=0.4), f"Ref{kind}"
+        how = self.random.randrange(30)
         bags = f"bags{kind.lower()}"
 
         def work(w):

@@ -38,7 +38,7 @@ class _Moving:
 
     def execute(self, sql: Any, params: Any = None) -> Any:
         if type(sql) is Compiled:
-            sql = self.db.rendered(sql) if "{shard" in sql else sql
+            sql = self.db.rendered(sql) if "{shard" in sql else str(sql)
         else:
             if type(sql) is not str or "{shard" in sql:
                 sql = self.db.rendered(sql)
