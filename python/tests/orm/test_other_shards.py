@@ -641,7 +641,7 @@ def test_migrate_says_what_it_does_not_take_back(world):
 
     out = StringIO()
     try:
-        call_command("migrate", "shop", "0003", stdout=out)
+        call_command("migrate", "shop", "0003", stdout=out, fake=True)
         assert "was taken back" not in out.getvalue()  # It has no file.
         call_command("migrate", "shop", "0001", stdout=out, fake=True)
     finally:
