@@ -253,8 +253,11 @@ impl<'r> Shard<'r> {
     }
 
     /// A connection to the host that serves the shard now, for what this library does not cover:
-    /// COPY, LISTEN, streams, pipelines. Its holder handles moves itself: after an `SH001` (or one
-    /// of its relatives, see [`crate::pg::state`]) it gives the client back and asks for another.
+    /// COPY, streams, pipelines. Its holder handles moves itself: after an `SH001` (or one of its
+    /// relatives, see [`crate::pg::state`]) it gives the client back and asks for another.
+    ///
+    /// It is of no use for LISTEN: notifications do not come out of it. Open a connection of your
+    /// own to the shard's host for that.
     ///
     /// It comes from the same pool as every other connection; when it goes back, everything that a
     /// session can be left with is undone (one round trip).
