@@ -79,7 +79,7 @@ enum Watched {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The password cannot be read.
-    #[error("no password for {to}")]
+    #[error("no password for {to}, which was not contacted")]
     Password {
         /// `user@address/database`.
         to: String,

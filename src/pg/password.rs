@@ -45,7 +45,7 @@ impl fmt::Debug for Password {
 #[non_exhaustive]
 pub enum PasswordError {
     /// The environment variable is not set.
-    #[error("the environment variable {name} for the password is not set")]
+    #[error("the environment variable {name}, which password_env names, is not set")]
     Env {
         /// The variable.
         name: String,

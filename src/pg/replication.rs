@@ -41,7 +41,7 @@ const READ_BYTES: usize = 64 * 1024;
 #[non_exhaustive]
 pub enum ReplicationError {
     /// The password cannot be read.
-    #[error("no password for {to}")]
+    #[error("no password for {to}, which was not contacted")]
     Password {
         /// `user@address/database`.
         to: String,

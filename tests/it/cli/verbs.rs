@@ -257,6 +257,30 @@ fn a_config_that_contradicts_the_cluster_opens_no_shard() {
     );
 }
 
+/// A variable that is not set is a mistake of this side: no server was asked.
+#[test]
+fn a_password_variable_that_is_not_set_is_named() {
+    let cluster = cluster();
+    let text = fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap();
+    let place = "[hosts.db2]\n";
+    assert!(text.contains(place), "{text}");
+    let (variable, named) = ("NO_SUCH_PASSWORD", "password_env = \"NO_SUCH_PASSWORD\"\n");
+    let text = text.replace(place, &format!("{place}{named}"));
+    cluster.write("pgshard.toml", &text);
+    for args in [&["check"][..], &["bootstrap"], &["host", "list"]] {
+        let told = run(&cluster, args);
+        let all = format!("{}{}", told.stdout, told.stderr);
+        assert_ne!(told.exit, 0, "{args:?}: {told:?}");
+        for part in [
+            "db2",
+            &format!("the environment variable {variable}, which password_env names, is not set"),
+            "which was not contacted",
+        ] {
+            assert!(all.contains(part), "{args:?}: {part}: {told:?}");
+        }
+    }
+}
+
 /// The shard is where the hosts say, even if the map disagrees; psql gets its own password file,
 /// its arguments, and passes on its exit code.
 #[tokio::test(flavor = "multi_thread")]
