@@ -257,6 +257,36 @@ fn a_config_that_contradicts_the_cluster_opens_no_shard() {
     );
 }
 
+/// Shards without tables are mostly a line that was forgotten in the config.
+#[test]
+fn bootstrap_warns_of_a_config_without_migrations() {
+    let cluster = TestCluster::start(15, 1);
+    cluster.write_config(4);
+    let told = run(&cluster, &["bootstrap"]);
+    assert_eq!(told.exit, 0, "{told:?}");
+    let warning = "the config has no `migrations`, so bootstrap creates no tables in the shards:";
+    assert!(told.stderr.contains(warning), "{told:?}");
+    cluster.write("migrations/0001_photos.sql", PHOTOS);
+    let told = run(&cluster, &["bootstrap"]);
+    assert!(
+        told.stderr
+            .contains("/migrations is not read: write migrations = \"migrations\""),
+        "{told:?}"
+    );
+    cluster.write_config_with_migrations(4, &[("0001_photos.sql", PHOTOS)]);
+    let told = run(&cluster, &["bootstrap"]);
+    assert!(!told.stderr.contains("warning"), "{told:?}");
+    let shown = run(
+        &cluster,
+        &["map", "show", "--by", "writes", "--sample-s", "1"],
+    );
+    assert_eq!(shown.exit, 0, "{shown:?}");
+    assert!(
+        shown.stderr.contains("no shard has any weight by writes"),
+        "{shown:?}"
+    );
+}
+
 /// A variable that is not set is a mistake of this side: no server was asked.
 #[test]
 fn a_password_variable_that_is_not_set_is_named() {

@@ -40,11 +40,35 @@ pub(crate) async fn run(
     .lost(lost.iter().cloned().collect())
     .width(jobs);
     let identities = context::identities(&config).await?;
+    warn_without_migrations(&config, output);
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
     context::record(&identities, &config).await;
     tell(&report, output);
     Ok(exit(&report))
+}
+
+/// Warns of a config without `migrations`, with which shards get no tables. Most such configs have
+/// forgotten it.
+fn warn_without_migrations(config: &Config, output: &Output) {
+    if config.cluster.migrations.is_some() {
+        return;
+    }
+    let folder = config
+        .path
+        .parent()
+        .unwrap_or(Path::new(""))
+        .join("migrations");
+    let unread = if folder.is_dir() {
+        format!(", and {} is not read", folder.display())
+    } else {
+        String::new()
+    };
+    output.warning(format_args!(
+        "the config has no `migrations`, so bootstrap creates no tables in the shards{unread}: \
+         write migrations = \"migrations\" below [cluster], then `pgshard migrate new NAME` makes \
+         the first file and `pgshard migrate up` runs it"
+    ));
 }
 
 /// Every host of the config with what the map places there.

@@ -78,6 +78,14 @@ pub(crate) async fn show(
             weigh(&config, by, Duration::from_secs(args.sample_s), output).await?,
         )),
     };
+    if let Some((by, weighed)) = &weighed
+        && weighed.values().all(|one| one.weight == 0)
+    {
+        output.note(format_args!(
+            "no shard has any weight by {}: the drawing has nothing to show",
+            by.name()
+        ));
+    }
     let picture = Picture::of(
         &config,
         &map,
