@@ -35,7 +35,7 @@ pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
 pub(crate) use map::{MapCommand, MapFormat, MapShow};
 pub(crate) use migrate::{MigrateBackfill, MigrateCommand, MigrateTarget};
-pub(crate) use moves::{Move, MoveMode, MovesCommand, MovesRepair};
+pub(crate) use moves::{Move, MoveMode, MovesCommand, MovesRepair, Wide};
 pub(crate) use pace::Pace;
 pub(crate) use recover::Recover;
 pub(crate) use tickets::{
@@ -177,6 +177,8 @@ pub(crate) enum Command {
     Move(Move),
     /// See what became of moves: list them, resume, abort, complete, clean up
     Moves {
+        #[command(flatten)]
+        wide: Wide,
         #[command(subcommand)]
         command: Option<MovesCommand>,
     },

@@ -3,11 +3,12 @@
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::style::ProgressTracker;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -47,6 +48,35 @@ pub(crate) enum Align {
     Left,
     /// Numbers.
     Right,
+}
+
+/// When a column goes from a table that is too wide: never, or before those of smaller ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rank {
+    /// The table is of no use without it.
+    Stays,
+    /// Goes before those with a smaller number.
+    Goes(u8),
+}
+
+/// How wide a table may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// As wide as the terminal.
+    Fitted,
+    /// As wide as it is: with `--wide`, and where stdout is no terminal.
+    Whole,
+}
+
+impl Width {
+    /// The width for this value of `--wide`.
+    pub(crate) fn from_flag(wide: bool) -> Width {
+        if wide || !io::stdout().is_terminal() {
+            Width::Whole
+        } else {
+            Width::Fitted
+        }
+    }
 }
 
 /// An object as it is printed.
@@ -233,6 +263,28 @@ impl Output {
         }
     }
 
+    /// The same, without the columns for which the terminal is too narrow. Returns their names.
+    pub(crate) fn fitted_table<'a>(
+        &self,
+        columns: &[(&'a str, Align, Rank)],
+        rows: impl IntoIterator<Item = Vec<String>>,
+        width: Width,
+    ) -> Vec<&'a str> {
+        let rows: Vec<Vec<String>> = rows.into_iter().collect();
+        let columns_max = match width {
+            Width::Fitted => self.columns(),
+            Width::Whole => usize::MAX,
+        };
+        let (table, left_out) = fitted(columns, &rows, columns_max);
+        if !table.is_empty() {
+            self.data(table);
+        }
+        if !rows.is_empty() && !left_out.is_empty() {
+            self.note(format_args!("--wide also shows {}", left_out.join(", ")));
+        }
+        left_out
+    }
+
     /// Data as names and values, one pair a line.
     pub(crate) fn pairs(&self, pairs: &[(&str, String)]) {
         let mut table = plain_table();
@@ -257,7 +309,7 @@ impl Output {
             _ if self.quiet => {}
             Format::Text => self.talk.line(format_args!(
                 "\n{HINT}hint:{HINT:#} {}",
-                printable(&text.to_string())
+                self.wrapped(&text.to_string(), "hint: ".len(), "  ")
             )),
             Format::Json => self.say(Said::new("hint", &text.to_string())),
         }
@@ -321,8 +373,23 @@ impl Output {
         if !remedy.is_empty() {
             self.talk.line(format_args!(
                 "  {HINT}remedy:{HINT:#} {}",
-                printable(remedy)
+                self.wrapped(remedy, "  remedy: ".len(), "    ")
             ));
+        }
+    }
+
+    /// Advice as [`printable`], in lines that fit the terminal on stderr, if there is one. What
+    /// comes before it on the first line has so many columns.
+    fn wrapped(&self, text: &str, before: usize, indent: &str) -> String {
+        let text = printable(text);
+        let stderr = io::stderr();
+        if !stderr.is_terminal() {
+            return text;
+        }
+        let columns = rustix::termios::tcgetwinsize(stderr).map(|size| usize::from(size.ws_col));
+        match columns {
+            Ok(columns @ 20..) => wrapped(&text, before, indent, columns),
+            _ => text,
         }
     }
 
@@ -407,19 +474,83 @@ impl Output {
         let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} {{rate}}");
         let style = ProgressStyle::with_template(&template)
             .expect("the template names indicatif's own keys");
-        let style = style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
-            // Before the first one is done nothing tells how long the rest takes.
-            if state.pos() > 0 {
-                let left = seconds(Duration::from_secs(state.eta().as_secs()));
-                write!(out, " · {:.0}/s · {left} left", state.per_sec()).ok();
-            }
-        });
+        let style = style.with_key("rate", Remaining::default());
         let bar = ProgressBar::new(total)
             .with_style(style.progress_chars("━╸─"))
             .with_prefix(what);
         let bar = self.talk.bars.add(bar);
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
+    }
+}
+
+/// The rate of a bar, and how long the rest takes. It is estimated when the bar moves, from all
+/// that was done since its begin, and runs down until it moves again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Remaining {
+    position: u64,
+    /// When the bar moved last, since its begin.
+    moved: Duration,
+    /// What was left at that moment.
+    left: Duration,
+}
+
+impl Remaining {
+    /// Takes in how far the bar is.
+    fn see(&mut self, position: u64, length: u64, elapsed: Duration) {
+        if position == self.position || position == 0 {
+            return;
+        }
+        (self.position, self.moved) = (position, elapsed);
+        let each = elapsed.as_secs_f64() / position as f64;
+        let left = each * length.saturating_sub(position) as f64;
+        self.left = Duration::try_from_secs_f64(left).unwrap_or_default();
+    }
+
+    /// The end of the bar's line at this moment.
+    fn text(&self, elapsed: Duration) -> String {
+        // Before the first one is done nothing tells how long the rest takes.
+        if self.position == 0 || self.moved.is_zero() {
+            return String::new();
+        }
+        let rate = self.position as f64 / self.moved.as_secs_f64();
+        let rate = match rate {
+            10.0.. => format!("{rate:.0}/s"),
+            1.0..10.0 => format!("{rate:.1}/s"),
+            _ => format!("one in {}", seconds(Duration::from_secs_f64(1.0 / rate))),
+        };
+        let left = self.left.saturating_sub(elapsed.saturating_sub(self.moved));
+        let left = Duration::from_secs(left.as_secs());
+        if left.is_zero() {
+            format!(" · {rate}")
+        } else {
+            // It is an estimate: hundredths of a second would promise too much.
+            let left = match left.as_secs() {
+                whole @ 0..60 => format!("{whole} s"),
+                _ => seconds(left),
+            };
+            format!(" · {rate} · {left} left")
+        }
+    }
+}
+
+impl ProgressTracker for Remaining {
+    fn clone_box(&self) -> Box<dyn ProgressTracker> {
+        Box::new(*self)
+    }
+
+    fn tick(&mut self, state: &ProgressState, _: Instant) {
+        self.see(state.pos(), state.len().unwrap_or(0), state.elapsed());
+    }
+
+    fn reset(&mut self, _: &ProgressState, _: Instant) {
+        *self = Remaining::default();
+    }
+
+    fn write(&self, state: &ProgressState, out: &mut dyn fmt::Write) {
+        let mut now = *self;
+        now.see(state.pos(), state.len().unwrap_or(0), state.elapsed());
+        out.write_str(&now.text(state.elapsed())).ok();
     }
 }
 
@@ -613,6 +744,86 @@ pub(crate) fn drawn<Row: IntoIterator<Item = String>>(
     trimmed(&table)
 }
 
+/// A table without the columns that would make it wider than this, and their names. The column
+/// with the highest rank goes first.
+pub(crate) fn fitted<'a>(
+    columns: &[(&'a str, Align, Rank)],
+    rows: &[Vec<String>],
+    columns_max: usize,
+) -> (String, Vec<&'a str>) {
+    let mut kept: Vec<usize> = (0..columns.len()).collect();
+    let mut left_out = Vec::new();
+    loop {
+        let heads: Vec<(&str, Align)> = kept
+            .iter()
+            .map(|at| (columns[*at].0, columns[*at].1))
+            .collect();
+        let cells = rows.iter().map(|cells| {
+            let cell = |at: &usize| cells.get(*at).cloned().unwrap_or_default();
+            kept.iter().map(cell).collect::<Vec<_>>()
+        });
+        let table = drawn(&heads, cells);
+        let width = table.lines().map(|line| line.chars().count()).max();
+        let last = kept
+            .iter()
+            .enumerate()
+            .filter(|(_, at)| columns[**at].2 != Rank::Stays)
+            .max_by_key(|(_, at)| columns[**at].2)
+            .map(|(place, _)| place);
+        match last {
+            Some(place) if width.is_some_and(|width| width > columns_max) => {
+                left_out.push(columns[kept.remove(place)].0);
+            }
+            _ => return (table, left_out),
+        }
+    }
+}
+
+/// Text in lines of so many columns at most. It is broken between words only, and never within a
+/// command in backquotes, so that a click or a selection takes the whole of it.
+fn wrapped(text: &str, before: usize, indent: &str, columns: usize) -> String {
+    let mut lines = String::new();
+    let mut column = before;
+    let mut is_first = true;
+    for word in words(text) {
+        let length = word.chars().count();
+        if !is_first && column + 1 + length > columns {
+            lines.push('\n');
+            lines.push_str(indent);
+            column = indent.len();
+        } else if !is_first {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+        is_first = false;
+    }
+    lines
+}
+
+/// The words of a text; a command in backquotes, with what follows it directly, is one.
+fn words(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    let (mut start, mut is_quoted) = (0, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            '`' => is_quoted = !is_quoted,
+            ' ' | '\n' if !is_quoted => {
+                if at > start {
+                    words.push(&text[start..at]);
+                }
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if start < text.len() {
+        words.push(&text[start..]);
+    }
+    words
+}
+
 fn plain_table() -> Table {
     let mut table = Table::new();
     // The same lines on a terminal and in a pipe: never wrapped, no borders.
@@ -647,6 +858,38 @@ pub(crate) fn size(bytes: u64) -> String {
         unit += 1;
     }
     format!("{number:.1} {}", UNITS[unit])
+}
+
+/// How long ago something was, in one unit: `5 s`, `12 min`, `3 h`, `9 d`.
+pub(crate) fn age(duration: Duration) -> String {
+    match duration.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min", seconds / 60),
+        seconds @ 3600..86_400 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// A list with commas, or as many of its first items as fit in so many characters, with a mark.
+pub(crate) fn cut_list(list: &str, characters_max: usize) -> String {
+    if list.chars().count() <= characters_max {
+        return list.to_owned();
+    }
+    let ends = list.match_indices(',').map(|(at, _)| at);
+    let end = ends.take_while(|at| at + 2 <= characters_max).last();
+    format!("{},…", &list[..end.unwrap_or(0)])
+}
+
+/// The text, or its beginning with a mark if it has more than so many characters.
+pub(crate) fn cut(text: &str, characters_max: usize) -> String {
+    if text.chars().count() <= characters_max {
+        return text.to_owned();
+    }
+    let beginning: String = text
+        .chars()
+        .take(characters_max.saturating_sub(1))
+        .collect();
+    format!("{beginning}…")
 }
 
 /// `1 shard`, `3 shards`.
@@ -687,6 +930,85 @@ mod tests {
         let table = drawn(&[("name", Align::Left)], [[format!("one\ntwo {HOSTILE}")]]);
         assert_eq!(table.lines().count(), 2, "{table}");
         assert!(table.chars().all(is_plain), "{table}");
+    }
+
+    #[test]
+    fn a_command_and_an_id_are_never_broken() {
+        let id = "019e2c0a-7b3f-7000-8000-000000000001";
+        let command = format!("`pgshard moves rollback {id}`");
+        let text = format!("or go back with {command}; {id} is kept up to date by a feed.");
+        for columns in 20..120 {
+            let wrapped = wrapped(&text, 6, "  ", columns);
+            assert!(wrapped.contains(&command), "{columns}: {wrapped}");
+            assert_eq!(wrapped.matches(id).count(), 2, "{columns}: {wrapped}");
+            for (at, line) in wrapped.lines().enumerate() {
+                let before = if at == 0 { 6 } else { 0 };
+                let is_one = !line.trim().contains(' ') || line.trim().starts_with('`');
+                let fits = before + line.chars().count() <= columns;
+                assert!(fits || is_one, "{columns}: {line}");
+            }
+            let again: String = wrapped.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert_eq!(again, text);
+        }
+    }
+
+    #[test]
+    fn columns_go_until_a_table_fits() {
+        let columns = [
+            ("move", Align::Left, Rank::Stays),
+            ("from", Align::Left, Rank::Goes(1)),
+            ("note", Align::Left, Rank::Goes(2)),
+        ];
+        let rows = [vec!["a".repeat(8), "b".repeat(30), "c".repeat(60)]];
+        for (width, heads) in [(200, 3), (80, 2), (40, 2), (39, 1), (3, 1)] {
+            let (table, left_out) = fitted(&columns, &rows, width);
+            assert_eq!(left_out.len(), 3 - heads, "{width}: {left_out:?}");
+            let head = table.lines().next().unwrap();
+            assert_eq!(head.split_whitespace().count(), heads, "{width}: {table}");
+        }
+    }
+
+    #[test]
+    fn the_time_that_is_left_runs_down() {
+        let at = Duration::from_secs;
+        let mut bar = Remaining::default();
+        assert_eq!(bar.text(at(5)), "");
+        // The first of four took 30 s.
+        bar.see(1, 4, at(30));
+        assert_eq!(bar.text(at(30)), " · one in 30.0 s · 1 min 30 s left");
+        bar.see(1, 4, at(50));
+        assert_eq!(bar.text(at(50)), " · one in 30.0 s · 1 min 10 s left");
+        bar.see(2, 4, at(60));
+        assert_eq!(bar.text(at(60)), " · one in 30.0 s · 1 min 0 s left");
+        // It takes longer than the others did: nothing is claimed.
+        assert_eq!(bar.text(at(200)), " · one in 30.0 s");
+        bar.see(1000, 2000, at(100));
+        assert_eq!(bar.text(at(101)), " · 10/s · 1 min 39 s left");
+        assert_eq!(bar.text(at(195)), " · 10/s · 5 s left");
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        for (seconds, text) in [(0, "0 s"), (59, "59 s"), (3599, "59 min"), (7200, "2 h")] {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(age(Duration::from_secs(9 * 86_400 + 5)), "9 d");
+        assert_eq!(cut("operator-7:12345", 6), "opera…");
+    }
+
+    /// A number is never cut: 60 is another shard than 600.
+    #[test]
+    fn a_list_is_cut_between_its_items() {
+        assert_eq!(cut_list("0-3, 7, 9-20", 12), "0-3, 7, 9-20");
+        assert_eq!(cut_list("0-3, 7, 9-20", 11), "0-3, 7,…");
+        assert_eq!(cut_list("0-3, 7, 9-20", 6), "0-3,…");
+        let list = "600-700, 1000-1023, 2000, 3000-4000, 17";
+        for characters_max in 9..39 {
+            let cut = cut_list(list, characters_max);
+            assert!(cut.chars().count() <= characters_max, "{cut}");
+            let kept = cut.strip_suffix('…').unwrap();
+            assert!(kept.ends_with(',') && list.starts_with(kept), "{cut}");
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use clap::{Args as ArgGroup, Subcommand};
 
+use super::moves::Wide;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum HostCommand {
     Add(HostAdd),
@@ -64,7 +66,10 @@ replay; a role needs pg_monitor to see that. The exit code is 1 if a host does n
 Examples:
   pgshard host list
   pgshard host list --json | jq '.hosts | map_values(.bytes)'")]
-pub(crate) struct HostList {}
+pub(crate) struct HostList {
+    #[command(flatten)]
+    pub(crate) wide: Wide,
+}
 
 /// Take the server that answers under a host's name for the host, after an upgrade or a restore
 #[derive(Debug, ArgGroup)]

@@ -141,6 +141,16 @@ pub(crate) struct MovesList {
     /// Also those that were completed or aborted: all that ever left a host
     #[arg(long)]
     pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) wide: Wide,
+}
+
+/// Whether a table shortens what is long.
+#[derive(Clone, Copy, Debug, Default, ArgGroup)]
+pub(crate) struct Wide {
+    /// Print whole IDs, times and lists, however wide the table becomes
+    #[arg(long)]
+    pub(crate) wide: bool,
 }
 
 /// One move, shard by shard
@@ -153,6 +163,8 @@ Examples:
 pub(crate) struct MovesShow {
     /// The move [default: the only one there is]
     pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) wide: Wide,
 }
 
 /// How far a move is, until it has ended: phases, rows, WAL that its source keeps, who is in the

@@ -50,12 +50,12 @@ use pgshard::store::whole::Overwrite;
 
 use crate::args::{
     Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Init, Locate,
-    MapCommand, MigrateCommand, MovesCommand, TicketsCommand, WorkersCommand,
+    MapCommand, MigrateCommand, MovesCommand, TicketsCommand, Wide, WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, Width};
 
 /// Runs the command.
 pub(crate) fn run(args: Args, output: &Arc<Output>) -> BoxFuture<'_, Result<Exit, Failure>> {
@@ -149,7 +149,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             };
             relocate::run(asked, config, output).await
         }
-        Command::Moves { command } => run_moves(command, config, output).await,
+        Command::Moves { wide, command } => run_moves(wide, command, config, output).await,
         Command::Recover(args) => recover::run(args, config, output).await,
         Command::Rebalance(args) => rebalance::run(args, config, output).await,
         Command::Drain(args) => rebalance::drain(args, config, output).await,
@@ -158,7 +158,9 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             HostCommand::Remove(args) => {
                 host::remove(&args.name, Consent::from_flag(args.yes), config, output).await
             }
-            HostCommand::List(_) => host::list(config, output).await,
+            HostCommand::List(args) => {
+                host::list(Width::from_flag(args.wide.wide), config, output).await
+            }
             HostCommand::Accept(args) => {
                 host::accept(&args.host, Consent::from_flag(args.yes), config, output).await
             }
@@ -304,21 +306,38 @@ async fn run_map(
 }
 
 async fn run_moves(
+    wide: Wide,
     command: Option<MovesCommand>,
     config: Option<&Path>,
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
+    let is_table = matches!(
+        command,
+        None | Some(MovesCommand::List(_) | MovesCommand::Show(_))
+    );
+    if wide.wide && !is_table {
+        return Err(Failure::usage(
+            "--wide is an option of `moves list` and `moves show`",
+        ));
+    }
     match command {
-        None => moves::list(moves::Which::Open, config, output).await,
+        None => {
+            let width = Width::from_flag(wide.wide);
+            moves::list(moves::Which::Open, width, config, output).await
+        }
         Some(MovesCommand::List(args)) => {
             let which = if args.all {
                 moves::Which::All
             } else {
                 moves::Which::Open
             };
-            moves::list(which, config, output).await
+            let width = Width::from_flag(wide.wide || args.wide.wide);
+            moves::list(which, width, config, output).await
         }
-        Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Show(args)) => {
+            let width = Width::from_flag(wide.wide || args.wide.wide);
+            moves::show(args.id.as_deref(), width, config, output).await
+        }
         Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
         Some(MovesCommand::Pause(args)) => {
             moves::want(DesiredState::Pause, args.id.as_deref(), config, output).await
@@ -424,15 +443,19 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Moves {
             command: Some(MovesCommand::Repair(args)),
+            ..
         } if args.plan => None,
         Command::Moves {
             command: Some(MovesCommand::Gc(_) | MovesCommand::Repair(_)),
+            ..
         } => Some("run the same command again: it does what is left"),
         Command::Moves {
             command: None | Some(MovesCommand::List(_) | MovesCommand::Show(_)),
+            ..
         } => None,
         Command::Moves {
             command: Some(MovesCommand::Pause(_) | MovesCommand::Continue(_)),
+            ..
         } => Some("`pgshard moves show` says what is asked of the move"),
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,

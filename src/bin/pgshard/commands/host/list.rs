@@ -14,7 +14,7 @@ use super::version;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output, size};
+use crate::output::{Align, Format, Output, Rank, Width, size};
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Listed {
@@ -44,8 +44,25 @@ pub(crate) enum ListedHost {
     },
 }
 
+const COLUMNS: [(&str, Align, Rank); 10] = [
+    ("host", Align::Left, Rank::Stays),
+    ("version", Align::Right, Rank::Goes(2)),
+    ("shards", Align::Right, Rank::Stays),
+    ("size", Align::Right, Rank::Goes(0)),
+    ("connections", Align::Right, Rank::Goes(1)),
+    ("wal", Align::Left, Rank::Goes(6)),
+    ("wal level", Align::Left, Rank::Goes(5)),
+    ("wal kept", Align::Right, Rank::Goes(3)),
+    ("standbys", Align::Right, Rank::Goes(4)),
+    ("lag", Align::Left, Rank::Goes(3)),
+];
+
 /// How every host is. All of them are asked at the same time.
-pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn list(
+    width: Width,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let answers = join_all(config.hosts.values().map(status)).await;
     let answers: Vec<(String, Result<HostStatus, Silent>)> = config
@@ -63,22 +80,10 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
             output.object(Listed { hosts });
         }
         Format::Text => {
-            let columns = [
-                ("host", Align::Left),
-                ("version", Align::Right),
-                ("shards", Align::Right),
-                ("size", Align::Right),
-                ("connections", Align::Right),
-                ("wal", Align::Left),
-                ("wal level", Align::Left),
-                ("wal kept", Align::Right),
-                ("standbys", Align::Right),
-                ("lag", Align::Left),
-            ];
-            output.table(
-                &columns,
-                answers.iter().map(|(name, answer)| row(name, answer)),
-            );
+            let rows = answers
+                .iter()
+                .map(|(name, answer)| row(name, answer).into());
+            output.fitted_table(&COLUMNS, rows, width);
         }
     }
     let silent = answers

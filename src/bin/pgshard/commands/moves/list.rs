@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{
@@ -18,7 +19,7 @@ use super::{Fits, failure, find, unheard};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output, size};
+use crate::output::{Align, Format, Output, Rank, Width, age, cut, cut_list, size};
 
 /// Which moves are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +30,31 @@ pub(crate) enum Which {
     All,
 }
 
+/// The columns of a list of moves. The first eight fit 80 columns with usual names.
+const COLUMNS: [(&str, Align, Rank); 11] = [
+    ("move", Align::Left, Rank::Stays),
+    ("shards", Align::Left, Rank::Stays),
+    ("from", Align::Left, Rank::Stays),
+    ("to", Align::Left, Rank::Stays),
+    ("phase", Align::Left, Rank::Stays),
+    ("age", Align::Right, Rank::Goes(1)),
+    ("next", Align::Left, Rank::Goes(0)),
+    ("at work", Align::Left, Rank::Goes(2)),
+    ("back", Align::Left, Rank::Goes(3)),
+    ("audit", Align::Left, Rank::Goes(4)),
+    ("WAL kept", Align::Right, Rank::Goes(5)),
+];
+
+/// The most characters of a list of shards, and of who is at work, in a table that is not `--wide`.
+const CELL_MAX: usize = 20;
+
+/// How many digits of an ID are shown at least.
+const DIGITS_MIN: usize = 8;
+
 /// The moves that the hosts know.
 pub(crate) async fn list(
     which: Which,
+    width: Width,
     config: Option<&Path>,
     output: &Output,
 ) -> Result<Exit, Failure> {
@@ -51,37 +74,13 @@ pub(crate) async fn list(
         output.object(moves);
     } else {
         let none = moves.moves.is_empty();
-        let columns = [
-            ("move", Align::Left),
-            ("shards", Align::Left),
-            ("from", Align::Left),
-            ("to", Align::Left),
-            ("phase", Align::Left),
-            ("at work", Align::Left),
-            ("next", Align::Left),
-            ("since", Align::Left),
-            ("audit", Align::Left),
-            ("back", Align::Left),
-            ("WAL kept", Align::Right),
-        ];
-        let rows = moves.moves.into_iter().map(|m| {
-            let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
-            let at_work = if m.at_work.is_empty() {
-                "nobody".to_owned()
-            } else {
-                m.at_work.join("; ")
-            };
-            let phase = if m.desired == "go" {
-                m.phase
-            } else {
-                format!("{}, {}", m.phase, stands(m.desired))
-            };
-            [
-                m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit,
-                m.back, kept,
-            ]
+        let ids: Vec<&str> = moves.moves.iter().map(|one| one.r#move.as_str()).collect();
+        let digits = digits(&ids);
+        let rows = moves.moves.iter().map(|one| match width {
+            Width::Whole => one.whole(),
+            Width::Fitted => one.brief(digits, Timestamp::now()),
         });
-        output.table(&columns, rows);
+        output.fitted_table(&COLUMNS, rows, width);
         if none && silent.is_empty() {
             output.note(match which {
                 Which::Open => "no move is open, none waits for `complete`",
@@ -95,6 +94,7 @@ pub(crate) async fn list(
 /// One move, shard by shard.
 pub(crate) async fn show(
     id: Option<&str>,
+    width: Width,
     config: Option<&Path>,
     output: &Output,
 ) -> Result<Exit, Failure> {
@@ -114,17 +114,17 @@ pub(crate) async fn show(
         return Ok(unheard(&silent, output));
     }
     let columns = [
-        ("shard", Align::Right),
-        ("from", Align::Left),
-        ("to", Align::Left),
-        ("phase", Align::Left),
-        ("attempt", Align::Right),
-        ("rows", Align::Right),
-        ("pause", Align::Right),
-        ("audit", Align::Left),
-        ("back", Align::Left),
-        ("at work", Align::Left),
-        ("last error", Align::Left),
+        ("shard", Align::Right, Rank::Stays),
+        ("from", Align::Left, Rank::Stays),
+        ("to", Align::Left, Rank::Stays),
+        ("phase", Align::Left, Rank::Stays),
+        ("attempt", Align::Right, Rank::Goes(4)),
+        ("copied", Align::Right, Rank::Goes(3)),
+        ("pause", Align::Right, Rank::Goes(2)),
+        ("audit", Align::Left, Rank::Goes(1)),
+        ("back", Align::Left, Rank::Goes(5)),
+        ("at work", Align::Left, Rank::Goes(6)),
+        ("last error", Align::Left, Rank::Goes(7)),
     ];
     let rows = entries.iter().map(|entry| {
         let pause = entry
@@ -141,7 +141,7 @@ pub(crate) async fn show(
             }
             desired => format!("{}, {}", entry.phase, stands(desired.as_str())),
         };
-        [
+        vec![
             entry.shard.to_string(),
             entry.source.to_string(),
             entry.target.to_string(),
@@ -157,7 +157,14 @@ pub(crate) async fn show(
             entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
-    output.table(&columns, rows);
+    let left_out = output.fitted_table(&columns, rows, width);
+    if left_out.contains(&"last error") {
+        for entry in &entries {
+            if let Some(error) = &entry.last_error {
+                output.note(format_args!("shard {}: last error: {error}", entry.shard));
+            }
+        }
+    }
     for entry in entries
         .iter()
         .filter(|entry| !entry.audit.to_string().is_empty())
@@ -170,6 +177,77 @@ pub(crate) async fn show(
         ));
     }
     Ok(unheard(&silent, output))
+}
+
+/// How many characters of these IDs tell them apart. Moves that began within a minute have the
+/// first eight in common.
+fn digits(ids: &[&str]) -> usize {
+    let common = |(one, other): (&&str, &&str)| {
+        let same = one.chars().zip(other.chars());
+        same.take_while(|(a, b)| a == b).count() + 1
+    };
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let most = sorted.iter().zip(sorted.iter().skip(1)).map(common).max();
+    most.unwrap_or(0).max(DIGITS_MIN)
+}
+
+impl Listed {
+    /// Its row in a table that fits a terminal.
+    fn brief(&self, digits: usize, now: Timestamp) -> Vec<String> {
+        let mut row = self.whole();
+        row[0] = self.r#move.chars().take(digits).collect();
+        row[1] = cut_list(&self.shards, CELL_MAX);
+        if self.desired != "go" {
+            let waits = if self.desired == "pause" {
+                "paused"
+            } else {
+                "held"
+            };
+            row[4] = format!("{}, {waits}", self.phase);
+        }
+        row[5] = self.since.parse::<Timestamp>().map_or_else(
+            |_| "-".to_owned(),
+            |since| age(now.duration_since(since).unsigned_abs()),
+        );
+        row[7] = cut(&row[7], CELL_MAX);
+        // Why a rollback is lost, or what has taken it, is in `moves show`.
+        row[8] = self
+            .back
+            .split([':', ' '])
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        row
+    }
+
+    /// Its row with all that is known.
+    fn whole(&self) -> Vec<String> {
+        let at_work = if self.at_work.is_empty() {
+            "nobody".to_owned()
+        } else {
+            self.at_work.join("; ")
+        };
+        let phase = if self.desired == "go" {
+            self.phase.clone()
+        } else {
+            format!("{}, {}", self.phase, stands(self.desired))
+        };
+        vec![
+            self.r#move.clone(),
+            self.shards.clone(),
+            self.source.clone(),
+            self.target.clone(),
+            phase,
+            self.since.clone(),
+            self.next.clone(),
+            at_work,
+            self.back.clone(),
+            self.audit.clone(),
+            self.back_wal_kept.map_or_else(|| "-".to_owned(), size),
+        ]
+    }
 }
 
 /// The entries of each move.
@@ -344,6 +422,7 @@ pub(crate) struct ShownShard<'a> {
     phase: &'static str,
     next: &'static str,
     attempt: i32,
+    /// Rows that were copied; what came by the stream is not counted.
     rows: Option<i64>,
     bytes: Option<i64>,
     timings: &'a serde_json::Value,
@@ -402,5 +481,65 @@ impl ShownShard<'_> {
             created_at: entry.created_at.to_string(),
             updated_at: entry.updated_at.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::fitted;
+
+    fn listed(id: &str, desired: &'static str) -> Listed {
+        Listed {
+            r#move: id.to_owned(),
+            shards: "0-511, 600, 602, 604, 1000-1023".to_owned(),
+            source: "db1".to_owned(),
+            target: "db2".to_owned(),
+            phase: "ready".to_owned(),
+            at_work: vec!["operator-7.example.org:12345 since 2026-11-27T18:00:00Z".to_owned()],
+            desired,
+            next: "continue, stop or abort".to_owned(),
+            since: "2026-11-27T18:00:00.123456Z".to_owned(),
+            audit: "not audited".to_owned(),
+            back: "lost: its slot kept more WAL than it may".to_owned(),
+            back_wal_kept: Some(5 << 30),
+        }
+    }
+
+    /// The whole is far wider than any terminal; what is shown fits, and still has the move.
+    #[test]
+    fn a_list_fits_terminals() {
+        let ids = [
+            "019e2c0a-7b3f-7000-8000-000000000001",
+            "019e2c0a-7c00-7000-8000-000000000002",
+        ];
+        let all = [listed(ids[0], "go"), listed(ids[1], "hold")];
+        let now = "2026-11-27T20:00:00Z".parse().unwrap();
+        let digits = digits(&ids);
+        assert_eq!(digits, 11);
+        for columns in [80, 100, 160] {
+            let rows: Vec<_> = all.iter().map(|one| one.brief(digits, now)).collect();
+            let (table, _) = fitted(&COLUMNS, &rows, columns);
+            let width = table.lines().map(|line| line.chars().count()).max();
+            assert!(width <= Some(columns), "{columns}: {table}");
+            assert!(
+                table.contains("019e2c0a-7b ") && table.contains("ready, held"),
+                "{table}"
+            );
+            assert!(columns == 80 || table.contains("1 h"), "{table}");
+        }
+        let whole = all[0].whole().join(" ");
+        assert!(
+            whole.contains(ids[0]) && whole.contains("lost: its slot"),
+            "{whole}"
+        );
+    }
+
+    #[test]
+    fn ids_are_as_long_as_they_must_be() {
+        assert_eq!(digits(&[]), 8);
+        assert_eq!(digits(&["019e2c0a-7b3f", "019e2c0a-7b3f"]), 8);
+        assert_eq!(digits(&["019e2c0a-7b3f", "029e2c0a-7b3f"]), 8);
+        assert_eq!(digits(&["019e2c0a-7b3f", "019e2c0a-7b3e", "5"]), 13);
     }
 }
