@@ -262,6 +262,14 @@ fn check_ours(servers: &Path) -> Result<(), Error> {
 /// # Errors
 /// When a server cannot be stopped or removed; those before it are gone.
 pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
+    down_with(directory, &|_| ())
+}
+
+/// Like [`down`]; `on_removed` is called for each server once it is removed.
+///
+/// # Errors
+/// As [`down`].
+pub fn down_with(directory: &Path, on_removed: &dyn Fn(&HostName)) -> Result<Vec<HostName>, Error> {
     let account = Account::for_servers()?;
     let found = found(directory, &account)?;
     let Some(servers) = found
@@ -292,6 +300,7 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
             }
             _ => {}
         }
+        on_removed(&server.name);
         removed.push(server.name);
     }
     // Stays if there is something else in it.

@@ -45,7 +45,9 @@ mod template;
 pub use binaries::Binaries;
 pub use cluster::{Cluster, ClusterOptions};
 pub use config_text::config_text;
-pub use detached::{ConfigState, ServerState, ServerStatus, Up, UpOptions, down, status, up};
+pub use detached::{
+    ConfigState, ServerState, ServerStatus, Up, UpOptions, down, down_with, status, up,
+};
 pub use error::Error;
 pub use server::{Server, StopMode};
 pub use settings::{Access, Durability, ServerOptions};

@@ -141,16 +141,14 @@ pub(crate) async fn down(
 ) -> Result<Exit, Failure> {
     // A server that cannot be looked at can be removed all the same.
     let names = status_of(&directory).await.ok().map(|servers| {
-        let names: Vec<String> = servers
-            .iter()
-            .map(|server| server.name.to_string())
-            .collect();
-        names.join(", ")
+        let names = servers.iter().map(|server| server.name.to_string());
+        names.collect::<Vec<String>>()
     });
-    let removed = if names.as_ref().is_some_and(String::is_empty) {
+    let removed = if names.as_ref().is_some_and(Vec::is_empty) {
         Vec::new()
     } else {
-        let names = names.as_deref().unwrap_or("the servers");
+        let count = names.as_ref().map_or(0, Vec::len) as u64;
+        let names = names.map_or_else(|| "the servers".to_owned(), |names| names.join(", "));
         let question = format!(
             "remove {names} in {} with all their data?",
             directory.display()
@@ -158,7 +156,13 @@ pub(crate) async fn down(
         if !confirm(&question, consent, output).await? {
             return Err(Failure::new(Exit::Failed, "nothing was removed"));
         }
-        tokio::task::spawn_blocking(move || dev::down(&directory)).await??
+        let bar = output.progress("removing".to_owned(), "servers", count);
+        let counted = bar.clone();
+        let on_removed = move |_: &HostName| counted.inc(1);
+        let removed =
+            tokio::task::spawn_blocking(move || dev::down_with(&directory, &on_removed)).await;
+        bar.finish_and_clear();
+        removed??
     };
     let removed: Vec<String> = removed.iter().map(ToString::to_string).collect();
     match removed.as_slice() {

@@ -54,7 +54,7 @@ pub(crate) async fn weigh(
     } else {
         Sizes::Estimated
     };
-    let first = look(config, sizes).await?;
+    let first = look(config, sizes, output).await?;
     let weights: BTreeMap<ShardId, u64> = match by {
         By::Count => first.keys().map(|shard| (*shard, 1)).collect(),
         By::Bytes => first
@@ -64,7 +64,7 @@ pub(crate) async fn weigh(
         By::Writes => {
             output.note(format_args!("counting writes for {} s", sample.as_secs()));
             tokio::time::sleep(sample).await;
-            let second = look(config, sizes).await?;
+            let second = look(config, sizes, output).await?;
             let written = second.iter().map(|(shard, (host, now))| {
                 // A shard that came in between has a new counter, and so has a server whose
                 // statistics were reset.
@@ -116,11 +116,20 @@ pub(crate) async fn weigh(
 async fn look(
     config: &Config,
     sizes: Sizes,
+    output: &Output,
 ) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
     let mut looks = 0;
     loop {
         looks += 1;
-        let answers = join_all(config.hosts.values().map(|host| measured(host, sizes))).await;
+        let count = config.hosts.len() as u64;
+        let bar = output.progress("measuring".to_owned(), "hosts", count);
+        let answers = config.hosts.values().map(async |host| {
+            let answer = measured(host, sizes).await;
+            bar.inc(1);
+            answer
+        });
+        let answers = join_all(answers).await;
+        bar.finish_and_clear();
         let mut owned: BTreeMap<ShardId, (HostName, Measure)> = BTreeMap::new();
         let mut twice = Vec::new();
         for (host, answer) in config.hosts.keys().zip(answers) {

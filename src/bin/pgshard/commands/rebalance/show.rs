@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pgshard::ShardId;
 use pgshard::map::HostName;
-use pgshard::rebalance::{Amount, HostLoad, Plan};
+use pgshard::rebalance::{Amount, HostLoad, Move, Plan, Reason};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -66,9 +66,14 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
     if in_full || !plan.moves.is_empty() {
         hosts(plan, by, output);
     }
+    let is_long = plan.moves.len() > MOVES_SHOWN_MAX;
     if in_full && !plan.moves.is_empty() {
         output.data("");
-        moves(plan, by, output);
+        if is_long {
+            summary(plan, output);
+        } else {
+            moves(plan, by, output);
+        }
     }
     if !plan.moves.is_empty() {
         let bytes: u64 = plan.moves.iter().map(|one| one.bytes).sum();
@@ -78,6 +83,9 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
             size(bytes),
             counted(waves, "wave")
         ));
+        if is_long && in_full {
+            output.note("--json lists every move");
+        }
         if !in_full {
             for ((source, target), count) in pairs(plan) {
                 output.note(format_args!(
@@ -88,6 +96,48 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
         }
     } else if in_full {
         output.note("nothing to do");
+    }
+}
+
+/// More moves than this are shown by source, target and reason.
+const MOVES_SHOWN_MAX: usize = 60;
+
+/// Many moves: how many go from where to where, and why.
+fn summary(plan: &Plan, output: &Output) {
+    let columns = [
+        ("shards", Align::Right),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("size", Align::Right),
+        ("why", Align::Left),
+    ];
+    output.table(&columns, summed(&plan.moves));
+}
+
+/// A row for all moves with the same source, target and kind of reason.
+fn summed(moves: &[Move]) -> Vec<[String; 5]> {
+    let mut groups: BTreeMap<(&HostName, &HostName, String), (usize, u64)> = BTreeMap::new();
+    for one in moves {
+        let key = (&one.source, &one.target, kind(&one.reason));
+        let (count, bytes) = groups.entry(key).or_default();
+        *count += 1;
+        *bytes = bytes.saturating_add(one.bytes);
+    }
+    let row = |((source, target, why), (count, bytes)): ((&HostName, &HostName, String), _)| {
+        let (count, bytes): (usize, u64) = (count, bytes);
+        let (source, target) = (source.to_string(), target.to_string());
+        [count.to_string(), source, target, size(bytes), why]
+    };
+    groups.into_iter().map(row).collect()
+}
+
+/// A reason without what is different for each move.
+fn kind(reason: &Reason) -> String {
+    match reason {
+        Reason::Levels { .. } => "the source is over its share, the target below".to_owned(),
+        Reason::Apart { .. } => "they are kept apart from other shards".to_owned(),
+        Reason::Pinned { to } => format!("they are pinned to {to}"),
+        reason => reason.to_string(),
     }
 }
 
@@ -195,5 +245,41 @@ pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Plann
         waves,
         moves: plan.moves.iter().map(one).collect(),
         unmet: plan.unmet.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of 988 moves has percentages of its own.
+    #[test]
+    fn hundreds_of_moves_are_summed_up() {
+        let host = |name: &str| HostName::new(name).unwrap();
+        let moves: Vec<Move> = (0..988)
+            .map(|shard| Move {
+                shard: ShardId::new(shard).unwrap(),
+                source: host("db1"),
+                target: host(if shard % 2 == 0 { "db2" } else { "db3" }),
+                weight: 1,
+                bytes: 1 << 20,
+                reason: match shard % 4 {
+                    0 => Reason::Emptied { host: host("db1") },
+                    _ => Reason::Levels {
+                        source_percent: f64::from(shard),
+                        target_percent: -f64::from(shard),
+                    },
+                },
+            })
+            .collect();
+        let over = "the source is over its share, the target below";
+        assert_eq!(
+            summed(&moves),
+            [
+                ["247", "db1", "db2", "247.0 MiB", "db1 is to be empty"],
+                ["247", "db1", "db2", "247.0 MiB", over],
+                ["494", "db1", "db3", "494.0 MiB", over],
+            ]
+        );
     }
 }
