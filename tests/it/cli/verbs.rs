@@ -270,7 +270,7 @@ fn bootstrap_warns_of_a_config_without_migrations() {
     let told = run(&cluster, &["bootstrap"]);
     assert!(
         told.stderr
-            .contains("/migrations is not read: write migrations = \"migrations\""),
+            .contains(", and migrations is not read: write migrations = \"migrations\""),
         "{told:?}"
     );
     cluster.write_config_with_migrations(4, &[("0001_photos.sql", PHOTOS)]);
