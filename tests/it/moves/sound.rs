@@ -38,7 +38,7 @@ on_each_version! {
         let said = &ran.ended(4).stderr;
         for told in [
             "unique index users_name of table users is damaged",
-            "REINDEX INDEX shard_0000.users_name",
+            "REINDEX INDEX \"shard_0000\".\"users_name\"",
             "CHECK named of table users has rows that break it",
         ] {
             assert!(said.contains(told), "{told}: {said}");
