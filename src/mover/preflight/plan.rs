@@ -560,59 +560,11 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
         }
     }
     if mode == Mode::Online {
-        let StreamFacts {
-            wal_level,
-            can_decode,
-            replication,
-            free_slots,
-            free_senders,
-            prepared,
-            ..
-        } = &source.stream;
-        if !can_decode {
-            let remedy = "set wal_level = logical there and restart the server, or move with \
-                --mode blocking";
-            refuse(
-                source,
-                format!("has wal_level {wal_level}: it cannot send its changes"),
-                remedy,
-            );
-        }
-        if let ReplicationRight::Refused(why) = replication {
-            let remedy = format!(
-                "ALTER ROLE {} REPLICATION, or what `pgshard rights --for mover` prints for your \
-                    service; or move with --mode blocking",
-                quote_ident(&source.role)
-            );
-            let reason = format!("does not let the role read its changes: {why}");
-            refuse(source, reason, &remedy);
-        }
-        if *free_slots < 1 {
-            let remedy = "raise max_replication_slots there, or drop a slot: `pgshard moves gc` \
-                drops those of dead moves";
-            refuse(source, "has no replication slot left".to_owned(), remedy);
-        }
-        if *free_senders < 1 {
-            refuse(
-                source,
-                "has no walsender left".to_owned(),
-                "raise max_wal_senders there",
-            );
-        }
-        if !prepared.is_empty() {
-            let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED, in the database that \
-                is named";
-            refuse(
-                source,
-                format!(
-                    "has old prepared transactions on its server, for which the slot would wait: \
-                        {}",
-                    prepared.join("; ")
-                ),
-                remedy,
-            );
-        }
+        refusals.extend(against_stream(source));
     }
+    let mut refuse = |host: &HostFacts, reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the database", reason, remedy).at(None, &host.name));
+    };
     if source.cluster != target.cluster {
         let reason = format!(
             "was bootstrapped as {}, {} as {}",
@@ -644,6 +596,64 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
             target,
             reason,
             "create the target's database with the source's LC_COLLATE and LC_CTYPE",
+        );
+    }
+    refusals
+}
+
+/// Reasons against taking changes from this host, as an online move does.
+fn against_stream(source: &HostFacts) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut refuse = |reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the database", reason, remedy).at(None, &source.name));
+    };
+    let StreamFacts {
+        wal_level,
+        can_decode,
+        replication,
+        free_slots,
+        free_senders,
+        prepared,
+        ..
+    } = &source.stream;
+    if !can_decode {
+        let remedy = "set wal_level = logical there and restart the server, or move with \
+            --mode blocking";
+        refuse(
+            format!("has wal_level {wal_level}: it cannot send its changes"),
+            remedy,
+        );
+    }
+    if let ReplicationRight::Refused(why) = replication {
+        let remedy = format!(
+            "ALTER ROLE {} REPLICATION, or what `pgshard rights --for mover` prints for your \
+                service; or move with --mode blocking",
+            quote_ident(&source.role)
+        );
+        let reason = format!("does not let the role read its changes: {why}");
+        refuse(reason, &remedy);
+    }
+    if *free_slots < 1 {
+        let remedy = "raise max_replication_slots there, or drop a slot: `pgshard moves gc` \
+            drops those of dead moves";
+        refuse("has no replication slot left".to_owned(), remedy);
+    }
+    if *free_senders < 1 {
+        refuse(
+            "has no walsender left".to_owned(),
+            "raise max_wal_senders there",
+        );
+    }
+    if !prepared.is_empty() {
+        let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED, in the database that \
+            is named";
+        refuse(
+            format!(
+                "has old prepared transactions on its server, for which the slot would wait: \
+                    {}",
+                prepared.join("; ")
+            ),
+            remedy,
         );
     }
     refusals

@@ -120,8 +120,8 @@ impl Watchdog {
             .send_modify(|altered| drop(altered.insert(shard, what)));
     }
 
-    /// Checks until the slot keeps more than it may, or is lost. It has a connection of its own, which is
-    /// opened again when it is lost.
+    /// Checks until the slot keeps more than it may, or is lost. It has a connection of its own,
+    /// which is opened again when it is lost.
     pub(in crate::mover) async fn watch(
         &self,
         hosts: &Hosts,
