@@ -79,6 +79,7 @@ async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
         stride: None,
         run: None,
         start: None,
+        max: None,
         replace: None,
         lost: BTreeSet::new(),
     };

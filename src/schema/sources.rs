@@ -18,6 +18,10 @@ use crate::pg::cause::chain;
 /// If this many of [`WORKERS`] numbers are held, a finding says that they will soon be used up.
 const HELD_MANY: usize = WORKERS as usize * 9 / 10;
 
+/// If a host has given this share of its tickets below the maximum, in percent, a finding says that
+/// they will soon be used up.
+const GIVEN_MANY: u64 = 80;
+
 /// A ceiling is one lease ahead of the clock, and leases are seconds. One more than a day ahead
 /// comes from a clock that was wrong.
 const CEILING_AHEAD_MS: u64 = 86_400_000;
@@ -122,6 +126,7 @@ fn check_tickets(findings: &mut Findings, told: &Tickets) {
             }
         }
         check_claims(findings, name, &hosts, told);
+        check_max(findings, name, &hosts);
     }
 }
 
@@ -199,6 +204,48 @@ fn check_claims(
                 message,
                 remedy,
             );
+        }
+    }
+}
+
+/// Checks that the hosts agree on the maximum of a series, and that each has tickets left below it.
+fn check_max(findings: &mut Findings, name: &TicketName, hosts: &[(&HostName, &NameStatus)]) {
+    let maximum = |status: &NameStatus| {
+        let max = status.max.map(|max| max.to_string());
+        max.unwrap_or_else(|| "none".to_owned())
+    };
+    if let Some((first, one)) = hosts.first()
+        && let Some((second, other)) = hosts.iter().find(|(_, other)| other.max != one.max)
+    {
+        let message = format!(
+            "the maximum of tickets {name} is {} on {first} and {} on {second}: setting it was \
+                interrupted",
+            maximum(one),
+            maximum(other)
+        );
+        let remedy = format!("`pgshard tickets create {name} --max N`, which sets it on all hosts");
+        findings.add(Severity::Warning, "tickets_max", None, message, remedy);
+    }
+    for (host, status) in hosts {
+        let (Some(used), Some(max)) = (status.used(), status.max) else {
+            continue;
+        };
+        let all = used.given.saturating_add(used.left);
+        let remedy = format!(
+            "widen the column that holds them to bigint, then `pgshard tickets create {name} --max \
+                N` with a larger N (docs/ids.md, a maximum)"
+        );
+        if used.left == 0 {
+            let message = format!("it has no ticket {name} left: their maximum is {max}");
+            let code = "tickets_used_up";
+            findings.add(Severity::Error, code, Some(host), message, remedy);
+        } else if u128::from(used.given) * 100 >= u128::from(all) * u128::from(GIVEN_MANY) {
+            let message = format!(
+                "it has {} tickets {name} left of {all}: their maximum is {max}",
+                used.left
+            );
+            let code = "tickets_few";
+            findings.add(Severity::Warning, code, Some(host), message, remedy);
         }
     }
 }

@@ -438,6 +438,33 @@ on_each_version! {
             .await
             .ended(0);
         quiet().await;
+
+        // Of the ten of a maximum, db1 has five.
+        let tiny = "tickets create tiny --stride 2 --run 1 --max";
+        let tiny = |max| tiny.split(' ').chain([max]).collect::<Vec<_>>();
+        world.run(&tiny("10")).await.ended(0);
+        for (breaks, code, severity) in [
+            ("SELECT pgshard_tickets.take('tiny', 3)", "", ""),
+            ("SELECT pgshard_tickets.take('tiny', 1)", "tickets_few", "warning"),
+            ("SELECT pgshard_tickets.take('tiny', 1)", "tickets_used_up", "error"),
+        ] {
+            db1.batch_execute(breaks).await.unwrap();
+            let said = findings(&world, &["check"]).await;
+            assert_eq!(codes(&said).concat(), code, "{said:#?}");
+            if let Some(finding) = said.first() {
+                assert_eq!((text(finding, "severity"), &finding["host"]), (severity.to_owned(), &"db1".into()));
+                assert!(text(finding, "remedy").contains("create tiny --max N"), "{finding}");
+            }
+        }
+        world.run(&tiny("100")).await.ended(0);
+        quiet().await;
+        db2.batch_execute("UPDATE pgshard_tickets.series SET max = 50 WHERE name = 'tiny'")
+            .await
+            .unwrap();
+        let said = findings(&world, &["check"]).await;
+        assert_eq!(codes(&said), ["tickets_max"], "{said:#?}");
+        world.run(&tiny("100")).await.ended(0);
+        quiet().await;
     }
 
     async fn leases(version) {

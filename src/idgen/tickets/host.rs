@@ -13,6 +13,8 @@ use crate::map::HostName;
 pub(super) struct Facts {
     /// The series and its layout.
     pub(super) series: Option<(Uuid, Layout)>,
+    /// The largest ticket of the series, if one is set.
+    pub(super) max: Option<i64>,
     /// The host that each residue belongs to.
     pub(super) claims: BTreeMap<u32, String>,
     /// The tickets that the host itself gives.
@@ -68,21 +70,23 @@ pub(super) async fn facts(
     // A column of numbers that the schema's checks keep small.
     let number = |row: &Row, column: usize| row.try_get(column).map(i32::unsigned_abs);
     let text_of = |row: &Row, column: usize| row.try_get::<_, String>(column);
-    let text = "SELECT series, stride, run FROM pgshard_tickets.series WHERE name = $1";
+    // By way of JSON, because a schema that an earlier version made has no such column.
+    let text = "SELECT series, stride, run, (to_jsonb(s) ->> 'max')::bigint \
+        FROM pgshard_tickets.series s WHERE name = $1";
     let series = client
         .query_opt(text, &[&name.as_str()])
         .await
         .map_err(&sql)?;
     let layout = |row: Row| {
-        Ok((
-            row.try_get(0)?,
-            Layout {
-                stride: number(&row, 1)?,
-                run: number(&row, 2)?,
-            },
-        ))
+        let layout = Layout {
+            stride: number(&row, 1)?,
+            run: number(&row, 2)?,
+        };
+        Ok(((row.try_get(0)?, layout), row.try_get(3)?))
     };
-    let series: Option<(Uuid, Layout)> = series.map(layout).transpose().map_err(&sql)?;
+    let series: Option<((Uuid, Layout), Option<i64>)> =
+        series.map(layout).transpose().map_err(&sql)?;
+    let (series, max) = series.map_or((None, None), |(series, max)| (Some(series), max));
     let text = "SELECT residue, host_name FROM pgshard_tickets.claim WHERE name = $1";
     let claims = client.query(text, &[&name.as_str()]).await.map_err(&sql)?;
     let text = "SELECT residue, host_name FROM pgshard_tickets.ticket WHERE name = $1";
@@ -117,6 +121,7 @@ pub(super) async fn facts(
         .map(|row| Ok((number(row, 0)?, text_of(row, 1)?)));
     Ok(Facts {
         series,
+        max,
         claims: claims.collect::<Result<_, _>>().map_err(&sql)?,
         ticket,
     })

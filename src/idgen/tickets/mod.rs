@@ -16,6 +16,9 @@
 //! block that the host is the one the config means, in the series it knows, and that a host's
 //! numbers grow.
 //!
+//! A series may have a maximum, for columns that are narrower than `bigint`: each host's sequence
+//! ends there, and no host gives a ticket above it.
+//!
 //! What fails: with all hosts of a name down there are no tickets. Numbers are lost with every
 //! block that is not used up; a host has 2^63 / stride of them. A host restored from an old backup,
 //! or a standby promoted without its last transactions, would give numbers again: run [`create`]
@@ -36,7 +39,7 @@ use crate::pg::{ConnectError, ConnectOptions};
 
 pub use setup::{Create, Created, Refusal, Role, create};
 pub use source::{Options, Tickets};
-pub use status::{HostStatus, NameStatus, status};
+pub use status::{HostStatus, NameStatus, Used, status};
 
 /// How many residues there are by default.
 pub const STRIDE_DEFAULT: u32 = 16;
@@ -176,6 +179,21 @@ pub enum Error {
         /// Each host's failure, at least one.
         failed: Vec<Error>,
     },
+    /// The series has a maximum, and these hosts have given all their tickets up to it.
+    #[error(
+        "tickets {name} are used up on {}: `pgshard tickets create {name} --max N` raises their \
+            maximum, where the column holds larger numbers",
+        join(.hosts)
+    )]
+    UsedUp {
+        /// The name.
+        name: TicketName,
+        /// The hosts that have none left.
+        hosts: Vec<HostName>,
+        /// What the server says; it names the maximum.
+        #[source]
+        source: tokio_postgres::Error,
+    },
     /// The runtime ended while a ticket was on its way.
     #[error("no ticket of {name} was taken: the runtime of the task that asked has ended")]
     Ended {
@@ -206,6 +224,14 @@ fn all(failed: &[Error]) -> String {
         .map(|error| chain(error))
         .collect::<Vec<_>>()
         .join("; ")
+}
+
+fn join(hosts: &[HostName]) -> String {
+    hosts
+        .iter()
+        .map(HostName::as_str)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl Error {
@@ -278,6 +304,22 @@ impl Layout {
         i64::try_from((count / run * stride + i128::from(residue)) * run + count % run).ok()
     }
 
+    /// The largest count of a residue whose ticket is not above `max`; `None` when it has no such
+    /// ticket.
+    pub fn last_count(self, residue: u32, max: i64) -> Option<u64> {
+        let max = u64::try_from(max).ok()?;
+        let run = u64::from(self.run);
+        let period = run * u64::from(self.stride);
+        let before = (max / period) * run;
+        let count = match (max % period).checked_sub(u64::from(residue) * run) {
+            Some(within) => before + within.min(run - 1),
+            None => before.checked_sub(1)?,
+        };
+        self.ticket(residue, count)
+            .filter(|ticket| *ticket >= 1)
+            .map(|_| count)
+    }
+
     /// The smallest count of a residue whose ticket is not below `start`, nor below 1; `None` past
     /// 2^63.
     fn first_count(self, residue: u32, start: i64) -> Option<i64> {
@@ -306,6 +348,21 @@ mod tests {
         }
 
         #[test]
+        fn the_last_count_is_within_any_maximum(
+            max in 1..=i64::MAX,
+            stride in 1..=STRIDE_MAX,
+            residue in 0..STRIDE_MAX,
+            run in 1..=RUN_MAX
+        ) {
+            prop_assume!(residue < stride);
+            let layout = Layout { stride, run };
+            if let Some(last) = layout.last_count(residue, max) {
+                prop_assert!(layout.ticket(residue, last).unwrap() <= max);
+                prop_assert!(layout.ticket(residue, last + 1).is_none_or(|next| next > max));
+            }
+        }
+
+        #[test]
         fn first_of_a_residue(
             start in 1..1_i64 << 62,
             stride in 1..=STRIDE_MAX,
@@ -318,6 +375,25 @@ mod tests {
             prop_assert!(layout.ticket(residue, first).unwrap() >= start);
             prop_assert!(first == 0 || layout.ticket(residue, first - 1).unwrap() < start);
         }
+    }
+
+    /// The last count below a maximum, compared with all tickets of small layouts.
+    #[test]
+    fn the_last_count_is_the_last_ticket_that_a_maximum_allows() {
+        for (stride, run) in [(1, 1), (2, 1), (1, 5), (3, 4), (16, 8)] {
+            let layout = Layout { stride, run };
+            for residue in 0..stride {
+                for max in 0..300 {
+                    let last = (0..300)
+                        .take_while(|count| layout.ticket(residue, *count).unwrap() <= max)
+                        .last()
+                        .filter(|count| layout.ticket(residue, *count).unwrap() >= 1);
+                    let found = layout.last_count(residue, max);
+                    assert_eq!(found, last, "{layout:?}, residue {residue}, {max}");
+                }
+            }
+        }
+        assert_eq!(Layout::default().last_count(3, -1), None);
     }
 
     #[test]

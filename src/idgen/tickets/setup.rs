@@ -15,9 +15,10 @@ use crate::map::HostName;
 use crate::pg::Connection;
 
 /// The scripts that make each version from the one before it.
-const VERSIONS: [&str; 2] = [
+const VERSIONS: [&str; 3] = [
     include_str!("../../../migrations/tickets/0001_tickets.sql"),
     include_str!("../../../migrations/tickets/0002_search_path.sql"),
+    include_str!("../../../migrations/tickets/0003_max.sql"),
 ];
 /// The lock's key is the bytes "pgsh" and a number.
 const LOCK: &str = "SET lock_timeout = '10s'; SET default_transaction_read_only = off; \
@@ -39,6 +40,9 @@ pub struct Create {
     /// No new ticket of these hosts is below this. A host that gives tickets already goes on from
     /// here, unless it is past it.
     pub start: Option<i64>,
+    /// No ticket of the series is above this, on any host; `None`: as recorded, else none. It can
+    /// be raised, and lowered to what has been given.
+    pub max: Option<i64>,
     /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs
     /// `start`, above every ticket that the lost one may have given.
     pub replace: Option<HostName>,
@@ -66,6 +70,8 @@ pub struct Created {
     pub residue: u32,
     /// Which numbers are its own.
     pub layout: Layout,
+    /// The largest ticket of the series, if one is set.
+    pub max: Option<i64>,
     /// What became of it.
     pub role: Role,
 }
@@ -101,6 +107,32 @@ pub enum Refusal {
     /// Tickets begin at 1.
     #[error("a start must be 1 or more, and leave tickets below 2^63: not {0}")]
     Start(i64),
+    /// A maximum must be a ticket.
+    #[error("a maximum must be 1 or more, not {0}")]
+    Max(i64),
+    /// A host has given tickets above the maximum.
+    #[error("{host} has given the ticket {last}, which is above {max}: take a larger maximum")]
+    MaxPassed {
+        /// The host.
+        host: HostName,
+        /// The last ticket that it gave.
+        last: i64,
+        /// The maximum.
+        max: i64,
+    },
+    /// A host would have no ticket to give.
+    #[error(
+        "{host} has no ticket of its own from {start} to {max}: take a larger maximum with --max, \
+            or in a new series a smaller --run"
+    )]
+    MaxLeavesNone {
+        /// The host.
+        host: HostName,
+        /// Where it would begin.
+        start: i64,
+        /// The maximum.
+        max: i64,
+    },
     /// Two hosts began on their own.
     #[error(
         "{first} and {second} have two series of one name, whose tickets may be the same: take a \
@@ -212,6 +244,8 @@ struct Plan {
     claims: BTreeMap<u32, String>,
     /// Where new hosts begin.
     start: i64,
+    /// The largest ticket, if one is set.
+    max: Option<i64>,
 }
 
 /// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every
@@ -315,6 +349,8 @@ fn plan(
             .filter(|start| !(1..=start_max).contains(start))
             .map(Refusal::Start),
     );
+
+    refusals.extend(request.max.filter(|max| *max < 1).map(Refusal::Max));
 
     let mut series: Option<(&HostName, Uuid, Layout)> = None;
     let mut claims: BTreeMap<u32, String> = BTreeMap::new();
@@ -435,12 +471,69 @@ fn plan(
         .filter_map(|facts| facts.ticket.as_ref()?.last)
         .max();
     let start = request.start.or(last).unwrap_or(1);
-    Ok(Plan {
+    // Where a change of the maximum was interrupted, hosts differ; a new one takes the smallest.
+    let recorded = known.values().filter_map(|facts| facts.max).min();
+    let plan = Plan {
         series: series.map_or(new_series, |(_, id, _)| id),
         layout,
         claims,
         start,
-    })
+        max: request.max.or(recorded),
+    };
+    match beyond_max(known, request, &plan) {
+        refusals if refusals.is_empty() => Ok(plan),
+        refusals => Err(refusals),
+    }
+}
+
+/// The hosts that have given tickets above the maximum, or have none below it to begin with. One
+/// that has given all of its own is neither.
+fn beyond_max(known: &BTreeMap<HostName, Facts>, request: &Create, plan: &Plan) -> Vec<Refusal> {
+    let Some(max) = plan.max else {
+        return Vec::new();
+    };
+    let mut refusals = Vec::new();
+    for (host, facts) in known {
+        if let Some(ticket) = &facts.ticket {
+            let newly = request.max.is_some() || facts.max.is_none();
+            if let Some(last) = ticket.last.filter(|last| newly && *last > max) {
+                let host = host.clone();
+                refusals.push(Refusal::MaxPassed { host, last, max });
+                continue;
+            }
+        }
+        let begins = request.hosts.contains(host)
+            && (facts.ticket.is_none() || request.start.is_some() || request.max.is_some());
+        let start = match &facts.ticket {
+            Some(_) => request.start.unwrap_or(1),
+            None => plan.start,
+        };
+        if begins && !plan.has_ticket(host, start, max) {
+            let host = host.clone();
+            refusals.push(Refusal::MaxLeavesNone { host, start, max });
+        }
+    }
+    refusals
+}
+
+impl Plan {
+    fn residue(&self, host: &HostName) -> Option<u32> {
+        let mut claims = self.claims.iter();
+        claims
+            .find(|(_, name)| *name == host.as_str())
+            .map(|(residue, _)| *residue)
+    }
+
+    /// Whether a host has a ticket of its own from `start` to `max`.
+    fn has_ticket(&self, host: &HostName, start: i64, max: i64) -> bool {
+        self.residue(host).is_some_and(|residue| {
+            let first = self.layout.first_count(residue, start);
+            let last = self.layout.last_count(residue, max);
+            first
+                .zip(last)
+                .is_some_and(|(first, last)| first.cast_unsigned() <= last)
+        })
+    }
 }
 
 /// Refuses when too few hosts were asked. Any two sets of more than half have a host in common, and
@@ -595,7 +688,78 @@ async fn claim(
             }]));
         }
     }
+    limit(&transaction, host, request, plan).await?;
     transaction.commit().await.map_err(&sql)
+}
+
+/// Records the maximum on a host, and ends its sequence there, in one transaction.
+async fn limit(
+    transaction: &tokio_postgres::Transaction<'_>,
+    host: &HostName,
+    request: &Create,
+    plan: &Plan,
+) -> Result<(), Error> {
+    let Some(max) = plan.max else {
+        return Ok(());
+    };
+    let sql = Error::sql(host, "set the maximum of the tickets");
+    let (name, sequence) = (request.name.as_str(), request.name.sequence());
+    let text = "UPDATE pgshard_tickets.series SET max = $3
+        WHERE name = $1 AND series = $2 AND max IS DISTINCT FROM $3 AND ($4 OR max IS NULL)";
+    let asked = request.max.is_some();
+    let changed = transaction
+        .execute(text, &[&name, &plan.series, &max, &asked])
+        .await
+        .map_err(&sql)?;
+    let text = "SELECT residue FROM pgshard_tickets.ticket WHERE name = $1";
+    let gives = transaction.query_opt(text, &[&name]).await.map_err(&sql)?;
+    let (1, Some(row)) = (changed, gives) else {
+        return Ok(());
+    };
+    let residue: i32 = row.try_get(0).map_err(&sql)?;
+    let residue = residue.cast_unsigned();
+    // nextval() waits for this from here to the commit, so that no ticket is given between the look
+    // and the change.
+    let (last, called) = locked(transaction, host, &sequence).await?;
+    let end = plan.layout.last_count(residue, max);
+    let end = end.and_then(|end| i64::try_from(end).ok());
+    match end.filter(|end| last <= *end) {
+        Some(end) => {
+            let text = format!("ALTER SEQUENCE {sequence} MINVALUE -1 MAXVALUE {end}");
+            transaction.batch_execute(&text).await.map_err(&sql)
+        }
+        None => {
+            let ticket = plan.layout.ticket(residue, last.cast_unsigned());
+            let (host, last) = (host.clone(), ticket.unwrap_or(i64::MAX));
+            Err(Error::Refused(vec![match called {
+                true => Refusal::MaxPassed { host, last, max },
+                false => Refusal::MaxLeavesNone {
+                    host,
+                    start: last,
+                    max,
+                },
+            }]))
+        }
+    }
+}
+
+/// Takes the lock that nextval() waits for, as any ALTER does, until the transaction ends; then
+/// reads the sequence.
+async fn locked(
+    transaction: &tokio_postgres::Transaction<'_>,
+    host: &HostName,
+    sequence: &str,
+) -> Result<(i64, bool), Error> {
+    let sql = Error::sql(host, "lock the sequence of the tickets");
+    transaction
+        .batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE"))
+        .await
+        .map_err(&sql)?;
+    let text = format!("SELECT last_value, is_called FROM {sequence}");
+    let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;
+    row.try_get(0)
+        .and_then(|last| Ok((last, row.try_get(1)?)))
+        .map_err(&sql)
 }
 
 /// Makes a host give tickets.
@@ -607,11 +771,8 @@ async fn serve(
 ) -> Result<Created, Error> {
     let sql = Error::sql(host, "make the sequence of the tickets");
     let residue = plan
-        .claims
-        .iter()
-        .find(|(_, name)| *name == host.as_str())
-        .map(|(residue, _)| *residue);
-    let residue = residue.expect("the plan gives every host a residue");
+        .residue(host)
+        .expect("the plan gives every host a residue");
     let (layout, sequence, name) = (plan.layout, request.name.sequence(), request.name.as_str());
     let first = |start| {
         let first = layout.first_count(residue, start);
@@ -630,24 +791,19 @@ async fn serve(
         .map_err(&sql)?;
     let role = if made == 1 {
         let first = first(plan.start)?;
+        let end = plan.max.and_then(|max| layout.last_count(residue, max));
+        // The minimum is never given, but it must be less than the maximum, which may be 0.
+        let bounds = end.map_or_else(
+            || "MINVALUE 0".to_owned(),
+            |end| format!("MINVALUE -1 MAXVALUE {end}"),
+        );
         let text = format!(
-            "CREATE SEQUENCE {sequence} AS bigint INCREMENT BY 1 MINVALUE 0 START {first} NO CYCLE"
+            "CREATE SEQUENCE {sequence} AS bigint INCREMENT BY 1 {bounds} START {first} NO CYCLE"
         );
         transaction.batch_execute(&text).await.map_err(&sql)?;
         Role::Created
     } else if let Some(start) = request.start {
-        // Any ALTER takes the lock that nextval() waits for, so no ticket is given between the look
-        // and the restart.
-        transaction
-            .batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE"))
-            .await
-            .map_err(&sql)?;
-        let text = format!("SELECT last_value, is_called FROM {sequence}");
-        let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;
-        let (last, called): (i64, bool) = row
-            .try_get(0)
-            .and_then(|last| Ok((last, row.try_get(1)?)))
-            .map_err(&sql)?;
+        let (last, called) = locked(&transaction, host, &sequence).await?;
         let next = last.saturating_add(i64::from(called));
         let first = first(start)?;
         if next < first {
@@ -665,6 +821,7 @@ async fn serve(
         host: host.clone(),
         residue,
         layout,
+        max: plan.max,
         role,
     })
 }

@@ -17,6 +17,7 @@ fn request(hosts: &[&str]) -> Create {
         stride: None,
         run: None,
         start: None,
+        max: None,
         replace: None,
         lost: BTreeSet::new(),
     }
@@ -303,4 +304,38 @@ fn a_host_that_has_forgotten_its_tickets_needs_a_start() {
         .claims
         .insert(1, "db1".to_owned());
     assert_eq!(planned(&known, &request(&["db1"])).len(), 3);
+}
+
+/// With runs of 8,192 the first host begins at 8,192: a smaller maximum leaves it nothing.
+#[test]
+fn a_maximum_leaves_each_host_a_ticket() {
+    let fresh = hosts(&["db1", "db2"], 16, &[]);
+    let with = |max| Create {
+        max: Some(max),
+        ..request(&["db1", "db2"])
+    };
+    let none = |name, max| Refusal::MaxLeavesNone {
+        host: host(name),
+        start: 1,
+        max,
+    };
+    assert_eq!(
+        refused(&fresh, &with(8191)),
+        [none("db1", 8191), none("db2", 8191)]
+    );
+    assert_eq!(refused(&fresh, &with(8192)), [none("db2", 8192)]);
+    assert_eq!(plan(&fresh, &with(16384), SERIES).unwrap().max, Some(16384));
+    assert_eq!(refused(&fresh, &with(0))[0], Refusal::Max(0));
+}
+
+/// An interrupted change left the hosts with different ones.
+#[test]
+fn a_new_host_takes_the_smallest_maximum() {
+    let mut two = hosts(&["db1", "db2", "db3"], 16, &[(1, "db1"), (2, "db2")]);
+    two.get_mut(&host("db1")).unwrap().max = Some(5000);
+    two.get_mut(&host("db2")).unwrap().max = Some(2000);
+    assert_eq!(
+        plan(&two, &request(&["db3"]), SERIES).unwrap().max,
+        Some(2000)
+    );
 }

@@ -1,6 +1,6 @@
 //! Takes tickets: from the hosts in turn, in blocks ahead, and past hosts that are down or slow.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,6 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::rest::Rest;
@@ -243,8 +244,11 @@ impl IdSource for Tickets {
 
     async fn next(&self) -> Result<i64, Error> {
         if self.inner.block == 1 {
-            let one = self.fetch(1).await?;
-            return Ok(one[0]);
+            // Some are left in memory after a `next_many` that failed half-way.
+            return match self.pop() {
+                Some(ticket) => Ok(ticket),
+                None => Ok(self.fetch(1).await?[0]),
+            };
         }
         loop {
             if let Some(ticket) = self.pop() {
@@ -272,7 +276,14 @@ impl IdSource for Tickets {
         });
         while tickets.len() < count {
             let wanted = (count - tickets.len()).min(Options::BLOCK_MAX);
-            tickets.extend(self.fetch(wanted).await?);
+            match self.fetch(wanted).await {
+                Ok(more) => tickets.extend(more),
+                Err(error) => {
+                    // Those that were taken are for the next caller.
+                    self.inner.ahead(|ahead| ahead.tickets.extend(tickets));
+                    return Err(error);
+                }
+            }
         }
         Ok(tickets)
     }
@@ -288,8 +299,8 @@ impl Inner {
         use_them(&mut ahead)
     }
 
-    /// Fetches exactly `count` tickets, from the first host that gives them. Hosts are asked in
-    /// turn: the next one when the one before has failed, and also when that one takes its time.
+    /// Fetches `count` tickets, or fewer where a maximum is near, from the first host that gives
+    /// them. Hosts are asked in turn: the next one when the one before has failed, and also when that one takes its time.
     async fn fetch(self: &Arc<Self>, count: usize) -> Result<Vec<i64>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let at = |step: usize| (turn + step) % self.hosts.len();
@@ -330,9 +341,11 @@ impl Inner {
         }
         let name = self.options.name.clone();
         if failed.is_empty() {
-            Err(Error::NoHosts { name })
-        } else {
-            Err(Error::AllFailed { name, failed })
+            return Err(Error::NoHosts { name });
+        }
+        match used_up(failed) {
+            Ok(error) => Err(error),
+            Err(failed) => Err(Error::AllFailed { name, failed }),
         }
     }
 
@@ -405,6 +418,10 @@ impl Inner {
         if let Some((connection, statement)) = session.open.take() {
             match self.ask(&connection, &statement, host, count).await {
                 Ok(row) => return self.accept(&mut session, (connection, statement), host, &row),
+                Err(error @ Error::UsedUp { .. }) => {
+                    session.open = Some((connection, statement));
+                    return Err(error);
+                }
                 Err(error) => tracing::debug!(%error, "opening a new connection for tickets"),
             }
         }
@@ -448,7 +465,15 @@ impl Inner {
         let row = connection
             .query_one(statement, &[&self.options.name.as_str(), &count])
             .await;
-        row.map_err(Error::sql(&host.host.name, "take tickets"))
+        let host = &host.host.name;
+        row.map_err(|source| match source.code() {
+            Some(code) if *code == SqlState::SEQUENCE_GENERATOR_LIMIT_EXCEEDED => Error::UsedUp {
+                name: self.options.name.clone(),
+                hosts: vec![host.clone()],
+                source,
+            },
+            _ => Error::sql(host, "take tickets")(source),
+        })
     }
 
     /// Checks that these tickets are the ones that the config means. Only then are they given.
@@ -527,6 +552,36 @@ impl Inner {
         session.last = last;
         session.open = Some(open);
         Ok(tickets)
+    }
+}
+
+/// One error for all hosts, when every one of them has given all its tickets; otherwise the errors
+/// as they were.
+fn used_up(failed: Vec<Error>) -> Result<Error, Vec<Error>> {
+    let ends = |error: &Error| matches!(error, Error::UsedUp { .. });
+    if failed.is_empty() || !failed.iter().all(ends) {
+        return Err(failed);
+    }
+    let mut all = BTreeSet::new();
+    let mut last = None;
+    for error in failed {
+        if let Error::UsedUp {
+            name,
+            hosts,
+            source,
+        } = error
+        {
+            all.extend(hosts);
+            last = Some((name, source));
+        }
+    }
+    match last {
+        Some((name, source)) => Ok(Error::UsedUp {
+            name,
+            hosts: all.into_iter().collect(),
+            source,
+        }),
+        None => Err(Vec::new()),
     }
 }
 

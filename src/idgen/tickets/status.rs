@@ -15,6 +15,8 @@ pub struct NameStatus {
     pub name: TicketName,
     /// Which numbers belong to which host.
     pub layout: Layout,
+    /// The largest ticket of the series, if one is set.
+    pub max: Option<i64>,
     /// All hosts of the name have the same; two that began on their own have different ones.
     pub series: Uuid,
     /// The host whose tickets it gives, as it recorded; `None` when it gives none.
@@ -25,6 +27,32 @@ pub struct NameStatus {
     pub last: Option<i64>,
     /// The host that each residue belongs to.
     pub claims: BTreeMap<u32, String>,
+}
+
+/// How much of a series with a maximum a host has given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Used {
+    /// How many tickets below the maximum the host has passed, given or left out.
+    pub given: u64,
+    /// How many it can still give.
+    pub left: u64,
+}
+
+impl NameStatus {
+    /// How much the host has given; `None` when it gives none, or the series has no maximum.
+    pub fn used(&self) -> Option<Used> {
+        let residue = self.residue?;
+        let last = self.layout.last_count(residue, self.max?);
+        // Counts begin at 0.
+        let all = last.map_or(0, |last| last.saturating_add(1));
+        let fields = self.last.and_then(|last| self.layout.decode(last));
+        let given = fields.map_or(0, |fields| fields.count.saturating_add(1));
+        Some(Used {
+            given,
+            left: all.saturating_sub(given),
+        })
+    }
 }
 
 /// One host.
@@ -71,6 +99,7 @@ async fn names_of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
         known.push(NameStatus {
             name,
             layout,
+            max: facts.max,
             series,
             host_name,
             residue,

@@ -552,6 +552,15 @@ fn tickets() {
         "tickets", "create", "users", "--hosts", "db1,db2", "--start", "1000000",
     ]);
     show(&["tickets", "status"]);
+    show(&["tickets", "create", "users", "--max", "1000000"]);
+    show(&["tickets", "create", "users", "--max", "2147483647"]);
+    show(&["tickets", "create", "orders", "--max", "0"]);
+    show(&[
+        "tickets", "create", "orders", "--hosts", "db1", "--max", "8193",
+    ]);
+    show(&["tickets", "next", "orders", "-n", "2"]);
+    show(&["tickets", "next", "orders"]);
+    show(&["tickets", "status"]);
     let both: Vec<i64> = ["1", "1", "5"]
         .iter()
         .flat_map(|count| {

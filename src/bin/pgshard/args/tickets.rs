@@ -28,8 +28,13 @@ Of the hosts that give the tickets more than half must answer, not counting thos
 --lost. \
 A host restored from a backup, or built anew, needs a --start too before it serves.
 
+With --max no host gives a ticket above it, whichever hosts are named: at the end, taking tickets \
+fails. It can be raised, and lowered to what was given; `check` warns when a host has given four \
+fifths of its own.
+
 Examples:
   pgshard tickets create users
+  pgshard tickets create users --max 2147483647    # an integer column
   pgshard tickets create users --hosts db3
   pgshard tickets create users --hosts db4 --replace db2 --start 5000000")]
 pub(crate) struct TicketsCreate {
@@ -48,6 +53,9 @@ pub(crate) struct TicketsCreate {
     /// No ticket below; hosts that are past it stay where they are
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) start: Option<i64>,
+    /// No ticket of the series above, on any host, for columns narrower than bigint
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) max: Option<i64>,
     /// The host whose residue is taken over, lost for good
     #[arg(long, value_name = "HOST", requires = "start")]
     pub(crate) replace: Option<String>,

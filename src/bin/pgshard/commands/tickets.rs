@@ -23,6 +23,8 @@ pub(crate) struct CreatedHost {
     residue: u32,
     stride: u32,
     run: u32,
+    /// The largest ticket; `null` where the series has no maximum.
+    max: Option<String>,
     state: &'static str,
 }
 
@@ -40,8 +42,14 @@ pub(crate) async fn create(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let hosts = match args.hosts.is_empty() {
-        true => config.hosts.keys().cloned().collect(),
+        // A new maximum for a series that exists makes no further host give it.
+        true if args.max.is_some() => giving(&config, &args.name).await,
+        true => BTreeSet::new(),
         false => context::hosts(&config, &args.hosts)?,
+    };
+    let hosts = match hosts.is_empty() {
+        true => config.hosts.keys().cloned().collect(),
+        false => hosts,
     };
     let replace = args
         .replace
@@ -55,13 +63,14 @@ pub(crate) async fn create(
         .map(|name| HostName::new(name))
         .collect::<Result<_, _>>()
         .map_err(Failure::usage)?;
-    let (stride, run, start) = (args.stride, args.run, args.start);
+    let (stride, run, start, max) = (args.stride, args.run, args.start, args.max);
     let request = Create {
         name: args.name,
         hosts,
         stride,
         run,
         start,
+        max,
         replace,
         lost,
     };
@@ -82,6 +91,7 @@ pub(crate) async fn create(
                     residue: host.residue,
                     stride: host.layout.stride,
                     run: host.layout.run,
+                    max: host.max.map(|max| max.to_string()),
                     state,
                 },
             )
@@ -97,6 +107,7 @@ pub(crate) async fn create(
                 ("host", Align::Left),
                 ("residue", Align::Right),
                 ("stride", Align::Right),
+                ("max", Align::Right),
                 ("state", Align::Left),
             ];
             let row = |(host, made): (&String, &CreatedHost)| {
@@ -104,6 +115,7 @@ pub(crate) async fn create(
                     host.clone(),
                     made.residue.to_string(),
                     made.stride.to_string(),
+                    dash(made.max.clone()),
                     made.state.to_owned(),
                 ]
             };
@@ -111,6 +123,26 @@ pub(crate) async fn create(
         }
     }
     Ok(Exit::Done)
+}
+
+/// The hosts that give tickets of this name, of those that answer.
+async fn giving(config: &Config, name: &TicketName) -> BTreeSet<HostName> {
+    let said = tickets::status(&all_hosts(config)).await;
+    said.into_iter()
+        .filter(|host| host.names.as_ref().is_ok_and(|names| gives(names, name)))
+        .map(|host| host.host)
+        .collect()
+}
+
+/// Whether a host gives tickets of this name: its rows say it.
+fn gives(names: &[tickets::NameStatus], name: &TicketName) -> bool {
+    names
+        .iter()
+        .any(|status| status.name == *name && status.residue.is_some())
+}
+
+fn dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
 fn all_hosts(config: &Config) -> Vec<TicketHost> {
@@ -151,6 +183,10 @@ pub(crate) struct Name {
     /// `null` where the host gives none of this name.
     residue: Option<u32>,
     last: Option<String>,
+    /// The largest ticket; `null` where the series has no maximum.
+    max: Option<String>,
+    /// How many tickets the host can still give; `null` where the series has no maximum.
+    left: Option<u64>,
     claims: BTreeMap<u32, String>,
 }
 
@@ -178,13 +214,15 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
         };
         let mut says = BTreeMap::new();
         for name in names {
-            let dash = |number: Option<String>| number.unwrap_or_else(|| "-".to_owned());
+            let left = name.used().map(|used| used.left);
             rows.push([
                 name.name.to_string(),
                 host.host.to_string(),
                 dash(name.residue.map(|residue| residue.to_string())),
                 name.layout.stride.to_string(),
                 dash(name.last.map(|last| last.to_string())),
+                dash(name.max.map(|max| max.to_string())),
+                dash(left.map(|left| left.to_string())),
             ]);
             let last = name.last.map(|last| last.to_string());
             let value = Name {
@@ -192,6 +230,8 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                 run: name.layout.run,
                 residue: name.residue,
                 last,
+                max: name.max.map(|max| max.to_string()),
+                left,
                 claims: name.claims,
             };
             says.insert(name.name.to_string(), value);
@@ -208,6 +248,8 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                 ("residue", Align::Right),
                 ("stride", Align::Right),
                 ("last", Align::Right),
+                ("max", Align::Right),
+                ("left", Align::Right),
             ];
             output.table(&columns, rows);
         }
@@ -234,16 +276,10 @@ pub(crate) async fn next(
         )));
     }
     let config = context::config(config)?;
-    // A host's rows say whether it gives them. One that does not answer may give them, so it is
-    // kept.
+    // One that does not answer may give them, so it is kept.
     let mut giving = BTreeSet::new();
     for host in tickets::status(&all_hosts(&config)).await {
-        let gives = |names: Vec<tickets::NameStatus>| {
-            names
-                .iter()
-                .any(|status| status.name == name && status.residue.is_some())
-        };
-        if host.names.map_or(true, gives) {
+        if host.names.map_or(true, |names| gives(&names, &name)) {
             giving.insert(host.host);
         }
     }
