@@ -62,17 +62,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // PGSHARD_CONFIG, or ./pgshard.toml. A host that is down keeps nobody from starting.
     let path = Config::find(None);
     let config = Config::load(&path)?;
-    let hosts = config.hosts.values().map(|host| TicketHost {
-        name: host.name.clone(),
-        connect: host.connect.clone(),
-    });
-    let users = Tickets::new(tickets::Options::new(
-        TicketName::new("users")?,
-        hosts.collect(),
-    ));
     let app = App {
         router: pgshard::connect(&path).await?,
-        users,
+        users: users(&config)?,
         epoch: config.cluster.epoch,
         metrics,
     };
@@ -93,6 +85,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, routes).await?;
     Ok(())
+}
+
+/// The source of the users' IDs.
+fn users(config: &Config) -> Result<Tickets, tickets::NameError> {
+    let name = TicketName::new("users")?;
+    Ok(Tickets::new(tickets::Options::new(name, hosts(config))))
+}
+
+/// The hosts that give them: all.
+fn hosts(config: &Config) -> Vec<TicketHost> {
+    let host = |host: &pgshard::config::HostConfig| TicketHost {
+        name: host.name.clone(),
+        connect: host.connect.clone(),
+    };
+    config.hosts.values().map(host).collect()
 }
 
 #[derive(Deserialize)]
@@ -472,5 +479,129 @@ impl IntoResponse for Failure {
             return (self.status, [(header::RETRY_AFTER, "1")], body).into_response();
         }
         (self.status, body).into_response()
+    }
+}
+
+/// They call the handlers as axum does, on a cluster of their own: docs/rust.md, "Tests".
+#[cfg(test)]
+mod tests {
+    use pgshard::testing::{self, TestCluster};
+
+    use super::*;
+
+    /// Two hosts with the app's tables and its tickets.
+    async fn start() -> (TestCluster, Arc<App>) {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/photo_app/migrations");
+        let cluster = testing::cluster().migrations(folder).await.unwrap();
+        let hosts = hosts(cluster.config());
+        let series = tickets::Create {
+            name: TicketName::new("users").unwrap(),
+            hosts: hosts.iter().map(|host| host.name.clone()).collect(),
+            stride: None,
+            run: None,
+            start: None,
+            max: None,
+            replace: None,
+            lost: Default::default(),
+        };
+        let id = uuid::Uuid::new_v4();
+        tickets::create(&hosts, &series, id).await.unwrap();
+        let app = App {
+            router: cluster.router().clone(),
+            users: users(cluster.config()).unwrap(),
+            epoch: cluster.config().cluster.epoch,
+            metrics: PrometheusBuilder::new().build_recorder().handle(),
+        };
+        (cluster, Arc::new(app))
+    }
+
+    /// A user whose photos have these titles: her number, and their IDs.
+    async fn user_with(app: &Arc<App>, titles: &[&str]) -> (i64, Vec<i64>) {
+        let name = "Ada".to_owned();
+        let posted = post_user(State(app.clone()), Json(NewUser { name })).await;
+        let (_, Json(user)) = posted.map_err(|failure| failure.message).unwrap();
+        let user = user.id.parse().unwrap();
+        let mut ids = Vec::new();
+        for title in titles {
+            let new = NewPhoto {
+                title: (*title).to_owned(),
+            };
+            let posted = post_photo(State(app.clone()), Path(user), Json(new)).await;
+            let (status, Json(photo)) = posted.map_err(|failure| failure.message).unwrap();
+            assert_eq!(
+                (status, photo.title.as_str()),
+                (StatusCode::CREATED, *title)
+            );
+            ids.push(photo.id.parse().unwrap());
+        }
+        (user, ids)
+    }
+
+    #[tokio::test]
+    async fn a_photo_is_found_by_its_id_and_liked_once_by_a_user() {
+        let (_cluster, app) = start().await;
+        let (user, ids) = user_with(&app, &["Prague"]).await;
+        for _ in 0..2 {
+            let liked = like(State(app.clone()), Path((ids[0], user))).await;
+            assert!(liked.is_ok_and(|status| status == StatusCode::NO_CONTENT));
+        }
+        let found = photo(State(app), Path(ids[0])).await;
+        let Json(found) = found.map_err(|failure| failure.message).unwrap();
+        assert_eq!((found.title.as_str(), found.likes), ("Prague", 1));
+    }
+
+    #[tokio::test]
+    async fn a_feed_has_the_newest_photos_of_users_on_all_shards() {
+        let (_cluster, app) = start().await;
+        let (mut users, mut newest) = (Vec::new(), Vec::new());
+        for _ in 0..8 {
+            let (user, ids) = user_with(&app, &["one", "two"]).await;
+            users.push(user.to_string());
+            newest.extend(ids);
+        }
+        newest.sort_unstable_by(|a, b| b.cmp(a));
+        let mut before = None;
+        for page in newest.chunks(5) {
+            let users = users.join(",");
+            let limit = Some(5);
+            let feed = feed(
+                State(app.clone()),
+                Query(FeedOf {
+                    users,
+                    before,
+                    limit,
+                }),
+            )
+            .await;
+            let Json(feed) = feed.map_err(|failure| failure.message).unwrap();
+            let ids: Vec<i64> = feed
+                .photos
+                .iter()
+                .map(|photo| photo.id.parse().unwrap())
+                .collect();
+            assert_eq!((ids.as_slice(), feed.incomplete), (page, false));
+            before = feed.next.map(|next| next.parse().unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_is_not_found() {
+        let (_cluster, app) = start().await;
+        let renamed = NewUser {
+            name: "Eve".to_owned(),
+        };
+        let failures = [
+            photo(State(app.clone()), Path(1 << 23)).await.err(),
+            put_user(State(app.clone()), Path(7), Json(renamed))
+                .await
+                .err(),
+            like(State(app), Path((1 << 23, 7))).await.err(),
+        ];
+        for failure in failures {
+            assert_eq!(
+                failure.map(|failure| failure.status),
+                Some(StatusCode::NOT_FOUND)
+            );
+        }
     }
 }

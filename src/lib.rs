@@ -96,7 +96,7 @@
 //! | [`mover`] | moves |
 //! | [`config`] | `pgshard.toml`, and [`connect`] |
 //! | [`dev`] | throwaway local servers |
-
+//! | [`testing`] | clusters for an application's tests |
 //!
 //! # Features
 //!
@@ -107,7 +107,7 @@
 //! | --- | --- |
 //! | `ops` | [`schema`], [`rebalance`], [`mover`] |
 //! | `idgen` | [`idgen`] |
-//! | `dev` | [`dev`] |
+//! | `dev` | [`dev`], [`testing`], and what `ops` adds |
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
 //! | `console` (on by default) | its pages for a browser, `pgshard console` |
 //! | `failpoints` | for pgshard's own tests: a release build's moves can be made to die, as a debug build's can |
@@ -160,7 +160,10 @@ pub mod config;
 #[cfg(feature = "dev")]
 pub mod dev;
 
-#[cfg(all(test, feature = "dev", feature = "ops"))]
+#[cfg(feature = "dev")]
+pub mod testing;
+
+#[cfg(all(test, feature = "dev"))]
 mod server_tests;
 
 #[cfg(test)]

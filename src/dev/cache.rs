@@ -9,7 +9,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -42,12 +42,12 @@ impl Cache {
 
     /// The entry of this name and these keys (what it depends on), made by `build` into an empty
     /// directory if there is none, or if files of it are missing: `/tmp` is swept on many machines.
-    pub(super) fn entry(
+    pub(super) fn entry<E: From<Error>>(
         &self,
         name: &str,
         keys: &[&str],
-        build: impl FnOnce(&Path) -> Result<(), Error>,
-    ) -> Result<PathBuf, Error> {
+        build: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<PathBuf, E> {
         let digest = Sha256::digest(keys.join("\0"));
         let hash: String = digest
             .iter()
@@ -57,6 +57,7 @@ impl Cache {
         let place = self.directory.join(format!("{name}-{hash}"));
         let count = self.directory.join(format!("{name}-{hash}.count"));
         if is_whole(&place, &count) {
+            used(&count);
             return Ok(place);
         }
         let _lock = lock(&self.directory.join(format!("{name}-{hash}.lock")))?;
@@ -85,13 +86,63 @@ impl Cache {
         let files = files_in(building.path()).map_err(Error::io("read", building.path()))?;
         match fs::remove_dir_all(&place) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::io("remove", &place)(error));
+                return Err(Error::io("remove", &place)(error).into());
             }
             _ => {}
         }
         fs::rename(building.keep(), &place).map_err(Error::io("rename a directory to", &place))?;
         fs::write(&count, files.to_string()).map_err(Error::io("write", &count))?;
         Ok(place)
+    }
+
+    /// Removes entries whose name begins so, but the `kept` that were used last and those that were
+    /// used within `in_use`.
+    pub(super) fn keep_last_used(
+        &self,
+        name: &str,
+        kept: usize,
+        in_use: Duration,
+    ) -> Result<(), Error> {
+        let read = fs::read_dir(&self.directory).map_err(Error::io("read", &self.directory))?;
+        let mut counts: Vec<(SystemTime, PathBuf)> = read
+            .flatten()
+            .filter(|entry| {
+                entry
+                    .file_name()
+                    .as_encoded_bytes()
+                    .starts_with(name.as_bytes())
+            })
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "count"))
+            .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
+            .collect();
+        counts.sort();
+        let old = |used: &SystemTime| used.elapsed().is_ok_and(|since| since > in_use);
+        let beyond = counts.len().saturating_sub(kept);
+        for (_, count) in counts.iter().take(beyond).filter(|(used, _)| old(used)) {
+            // Without its count an entry is not whole, so that nobody uses half of one. Another
+            // process may remove the same.
+            for removed in [
+                fs::remove_file(count),
+                fs::remove_dir_all(count.with_extension("")),
+            ] {
+                match removed {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(Error::io("remove", count)(error));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Notes that an entry is used now, for [`Cache::keep_last_used`]. A failure shortens its life, and
+/// nothing else.
+fn used(count: &Path) {
+    if let Ok(file) = File::options().append(true).open(count) {
+        let _ = file.set_modified(SystemTime::now());
     }
 }
 
@@ -153,7 +204,7 @@ mod tests {
             fs::write(place.join("inner/file"), "text").unwrap();
             Ok(())
         };
-        cache.entry("thing", &["1", "2"], build).unwrap()
+        cache.entry::<Error>("thing", &["1", "2"], build).unwrap()
     }
 
     #[test]
@@ -174,7 +225,12 @@ mod tests {
         assert_eq!(make(&cache, &builds), place);
         assert!(place.join("inner/file").is_file());
         assert_eq!(builds.load(Ordering::SeqCst), 2);
-        assert_ne!(cache.entry("thing", &["12"], |_| Ok(())).unwrap(), place);
+        assert_ne!(
+            cache
+                .entry("thing", &["12"], |_| Ok::<_, Error>(()))
+                .unwrap(),
+            place
+        );
     }
 
     #[test]
@@ -183,13 +239,38 @@ mod tests {
         let cache = Cache {
             directory: folder.path().to_owned(),
         };
-        let place = cache.entry("thing", &[], |_| Ok(())).unwrap();
+        let place = cache.entry("thing", &[], |_| Ok::<_, Error>(())).unwrap();
         let name = place.file_name().unwrap().to_str().unwrap();
         let left = folder.path().join(format!("building-{name}-x"));
         fs::create_dir(&left).unwrap();
         fs::remove_dir(&place).unwrap();
-        cache.entry("thing", &[], |_| Ok(())).unwrap();
+        cache.entry("thing", &[], |_| Ok::<_, Error>(())).unwrap();
         assert!(!left.exists() && place.is_dir());
+    }
+
+    /// Of those that are not in use, the one that was used last is kept.
+    #[test]
+    fn entries_that_were_not_used_for_longest_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache {
+            directory: folder.path().to_owned(),
+        };
+        let entry = |name: &str| {
+            let place = cache.entry(name, &[], |_| Ok::<_, Error>(())).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            place
+        };
+        let (first, second) = (entry("thing-1"), entry("thing-2"));
+        let (third, other) = (entry("thing-3"), entry("another"));
+        entry("thing-1");
+        cache
+            .keep_last_used("thing", 1, Duration::from_secs(600))
+            .unwrap();
+        assert!([&first, &second, &third].iter().all(|place| place.exists()));
+        cache.keep_last_used("thing", 1, Duration::ZERO).unwrap();
+        let left = [&first, &second, &third, &other].map(|place| place.exists());
+        assert_eq!(left, [true, false, false, true]);
+        assert!(entry("thing-2").exists(), "and is made again");
     }
 
     #[test]

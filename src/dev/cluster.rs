@@ -25,6 +25,8 @@ pub struct ClusterOptions {
     pub binaries: Binaries,
     /// How each is set up.
     pub server: ServerOptions,
+    /// The data directory that each begins as a copy of, if not an empty one.
+    data: Option<PathBuf>,
 }
 
 impl ClusterOptions {
@@ -34,7 +36,15 @@ impl ClusterOptions {
             hosts,
             binaries,
             server: ServerOptions::default(),
+            data: None,
         }
+    }
+
+    /// The same with servers that begin as copies of this data directory, whose server does not
+    /// run: one that [`prepared`](super::prepared) has made.
+    pub(crate) fn copy_of(mut self, data: PathBuf) -> ClusterOptions {
+        self.data = Some(data);
+        self
     }
 
     /// The most servers of one cluster: 64, more than any machine for development bears.
@@ -110,7 +120,7 @@ impl Cluster {
                 &binaries,
                 &account,
                 &options.server,
-                passwords,
+                (options.data.as_deref(), passwords),
             )
         };
         let created: Vec<Result<Server, Error>> = std::thread::scope(|scope| {
@@ -166,6 +176,11 @@ impl Cluster {
             tracing::warn!(%error, "a directory may not be kept");
         }
     }
+}
+
+/// The names of this many hosts.
+pub(crate) fn host_names(hosts: usize) -> impl Iterator<Item = HostName> {
+    (1..=hosts).map(host_name)
 }
 
 /// `db1` is the first.

@@ -209,7 +209,7 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
         {
             unnamed.push(server.name.clone());
         }
-        hosts.push((server.name, url("app", port, passfile.as_deref())));
+        hosts.push((server.name, url("app", port, "app", passfile.as_deref())));
     }
     let migrations = top.join("migrations");
     if !migrations.exists() {
@@ -628,7 +628,7 @@ impl<'a> Detached<'a> {
             Err(Error::PasswordsGone { path, .. }) => Some(path),
             found => found?,
         };
-        let (major, url) = (self.major()?, url("app", port, passfile.as_deref()));
+        let (major, url) = (self.major()?, url("app", port, "app", passfile.as_deref()));
         Ok(ServerStatus {
             state,
             port,

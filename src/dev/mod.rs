@@ -37,17 +37,20 @@ mod guardian;
 mod layout;
 mod passwords;
 mod port;
+mod prepared;
 mod privileges;
 mod server;
 mod settings;
 mod template;
 
 pub use binaries::Binaries;
+pub(crate) use cluster::host_names;
 pub use cluster::{Cluster, ClusterOptions};
 pub use config_text::config_text;
 pub use detached::{
     ConfigState, ServerState, ServerStatus, Up, UpOptions, down, down_with, status, up,
 };
 pub use error::Error;
+pub(crate) use prepared::prepared;
 pub use server::{Server, StopMode};
 pub use settings::{Access, Durability, ServerOptions};

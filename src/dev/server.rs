@@ -48,20 +48,24 @@ pub struct Server {
 
 impl Server {
     /// Makes a server in `cluster`, a directory of ours that `account` can pass through, and starts
-    /// it. With passwords, which stand in this file, it asks for them.
+    /// it. It begins as a copy of a data directory, if there is one. With passwords, which stand in
+    /// this file, it asks for them.
     pub(super) fn create(
         name: HostName,
         cluster: &Path,
         binaries: &Binaries,
         account: &Account,
         options: &ServerOptions,
-        passwords: Option<(&Passwords, &Path)>,
+        (copy_of, passwords): (Option<&Path>, Option<(&Passwords, &Path)>),
     ) -> Result<Server, Error> {
         let directory = cluster.join(name.as_str());
         fs::create_dir(&directory).map_err(Error::io("create", &directory))?;
         account.give(&directory)?;
         let data = layout::data(&directory);
-        template::lay(binaries, account, &data)?;
+        match copy_of {
+            Some(prepared) => template::copy(account, prepared, &data)?,
+            None => template::lay(binaries, account, &data)?,
+        }
         if let Some((passwords, _)) = passwords {
             passwords.set(binaries, account, &directory)?;
         }
@@ -112,12 +116,22 @@ impl Server {
     /// With [`Access::Password`](super::Access::Password) it ends with `?passfile=…`, and holds no
     /// password itself.
     pub fn url(&self) -> String {
-        url("app", self.port, self.passfile.as_deref())
+        self.url_of("app")
+    }
+
+    /// The same for another database of the server. Its name is letters, digits and `_`.
+    pub fn url_of(&self, database: &str) -> String {
+        url("app", self.port, database, self.passfile.as_deref())
     }
 
     /// The same database as the superuser `postgres`.
     pub fn superuser_url(&self) -> String {
-        url("postgres", self.port, self.passfile.as_deref())
+        self.superuser_url_of("app")
+    }
+
+    /// Another database of the server as the superuser.
+    pub fn superuser_url_of(&self, database: &str) -> String {
+        url("postgres", self.port, database, self.passfile.as_deref())
     }
 
     /// The directory that holds everything of the server, `data`, `log` and the unix socket.
@@ -228,8 +242,8 @@ impl Server {
 }
 
 /// The URL of a role of the server on this port, whose password stands in this file.
-pub(super) fn url(role: &str, port: u16, passfile: Option<&Path>) -> String {
-    let url = format!("postgres://{role}@127.0.0.1:{port}/app");
+pub(super) fn url(role: &str, port: u16, database: &str, passfile: Option<&Path>) -> String {
+    let url = format!("postgres://{role}@127.0.0.1:{port}/{database}");
     match passfile.map(Path::as_os_str).map(OsStr::to_string_lossy) {
         Some(passfile) => put_key(&url, "passfile", &passfile),
         None => url,

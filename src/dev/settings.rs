@@ -29,7 +29,7 @@ pub enum Access {
 }
 
 /// How one server is set up. The default is small and quick, for tests.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerOptions {
     /// Whether data survives the machine's crash.

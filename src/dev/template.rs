@@ -28,7 +28,11 @@ const INCLUDE: &str = "include_if_exists = 'pgshard.conf'\n";
 /// Lays a fresh data directory at `data`, which must not exist, in a directory that `account` may
 /// write to.
 pub(super) fn lay(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Error> {
-    let template = template(binaries, account)?;
+    copy(account, &template(binaries, account)?, data)
+}
+
+/// Copies the data directory of a server that does not run to `data`, as [`lay`] does.
+pub(super) fn copy(account: &Account, template: &Path, data: &Path) -> Result<(), Error> {
     // As the user that runs the server, so that every file is its own.
     account
         .run(

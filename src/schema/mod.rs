@@ -91,6 +91,12 @@ pub use status::{HostStatus, Surroundings, host_status, surroundings};
 pub use streams::{Slot, StreamReader, Streams, streams};
 pub use survey::{host_facts, survey, survey_with_clocks};
 
+/// Our own SQL: that of the control schema, and of each shard.
+#[cfg(feature = "dev")]
+pub(crate) fn texts() -> impl Iterator<Item = &'static str> {
+    steps::steps().map(|(_, text)| text).chain(own::texts())
+}
+
 /// The control schema of one host: installed, upgraded, and compared with the config.
 pub mod control {
     pub use super::cluster::Cluster;

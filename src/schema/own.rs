@@ -28,6 +28,11 @@ pub(super) const OWN: [Own; 2] = [
     },
 ];
 
+/// Their texts, with placeholders.
+pub(super) fn texts() -> impl Iterator<Item = &'static str> {
+    OWN.iter().map(|own| own.sql)
+}
+
 /// The prefix of the names of pgshard's own migrations, which no file's name can have.
 pub(super) const MARK: &str = "pgshard:";
 

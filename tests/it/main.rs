@@ -26,6 +26,9 @@ mod migrate;
 mod moves;
 mod objects;
 mod operators;
+#[path = "../../examples/photo_app.rs"]
+#[allow(dead_code, reason = "its main is for the example; its tests run here")]
+mod photo_app;
 mod primaries;
 mod races;
 mod recover;
@@ -38,4 +41,5 @@ mod runbooks;
 mod services;
 mod store;
 mod strangers;
+mod testing;
 mod tickets;
