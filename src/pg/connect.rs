@@ -53,7 +53,7 @@ pub(crate) enum SearchPath {
 /// Statements of ours run with nothing but this. Two settings that a role may have been given
 /// change how what is asked looks, or which of our texts the server takes: they are always the
 /// same.
-const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; SET quote_all_identifiers = off; \
+pub(super) const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; SET quote_all_identifiers = off; \
     SET backslash_quote = safe_encoding";
 
 /// How a connection is opened.
@@ -693,6 +693,15 @@ impl Connection {
     /// Can ask for that without the connection.
     pub(crate) fn canceller(&self) -> Canceller {
         self.canceller.clone()
+    }
+
+    /// The client, and a task that lasts as long as the connection: ending it closes that.
+    #[cfg(feature = "ops")]
+    pub(super) fn into_parts(self) -> (Client, tokio::task::JoinHandle<()>) {
+        let Connection {
+            mut driver, client, ..
+        } = self;
+        (client, tokio::spawn(async move { driver.ended().await }))
     }
 
     /// Closes the connection once everything that was sent on it is answered, and then returns.

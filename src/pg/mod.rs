@@ -33,6 +33,8 @@ mod quote;
 mod replication;
 mod require_auth;
 mod service;
+#[cfg(feature = "ops")]
+mod sessions;
 pub(crate) mod simulated;
 mod socket;
 pub mod state;
@@ -60,6 +62,8 @@ pub use quote::{quote_ident, quote_literal};
 pub use replication::ReplicationError;
 #[cfg(feature = "ops")]
 pub(crate) use replication::{Reader, Reply, Writer};
+#[cfg(feature = "ops")]
+pub use sessions::{Session, Sessions};
 pub use template::Template;
 pub use tls::{RootCert, SslMode, TlsError, TlsOptions, TlsVersion};
 

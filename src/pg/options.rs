@@ -355,6 +355,13 @@ impl ConnectOptions {
         self
     }
 
+    /// These options of a host of which nothing is known yet.
+    #[cfg(feature = "ops")]
+    pub(super) fn forgetful(mut self) -> ConnectOptions {
+        self.known = Arc::default();
+        self
+    }
+
     /// Whether a server that takes writes may be wanted.
     pub(crate) fn is_for_primary(&self) -> bool {
         self.config.get_target_session_attrs() != TargetSessionAttrs::ReadOnly

@@ -89,7 +89,9 @@ pub use shape::Gone;
 pub use sources::sources;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};
 pub use streams::{Slot, StreamReader, Streams, streams};
-pub use survey::{host_facts, survey, survey_with_clocks};
+pub use survey::{
+    host_facts, survey, survey_with_clocks, watched_facts, watched_facts_with_clocks,
+};
 
 /// Our own SQL: that of the control schema, and of each shard.
 #[cfg(feature = "dev")]

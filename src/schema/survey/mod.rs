@@ -37,6 +37,31 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     facts_for(client, Who::Owner).await
 }
 
+/// What a host says over this connection to a role that may only watch: as [`survey`](fn@survey)
+/// has it.
+///
+/// # Errors
+/// As [`host_facts`].
+///
+/// # Cancel safety
+/// As [`host_facts`].
+pub async fn watched_facts(client: &Client) -> Result<HostFacts, FactsError> {
+    facts_for(client, Who::Monitor).await
+}
+
+/// The same, with the clocks of the host and of its shards' IDs.
+///
+/// # Errors
+/// As [`host_facts`].
+///
+/// # Cancel safety
+/// As [`host_facts`].
+pub async fn watched_facts_with_clocks(client: &Client) -> Result<HostFacts, FactsError> {
+    let mut facts = facts_for(client, Who::Monitor).await?;
+    facts.clock = Some(clock::read(client, &facts).await?);
+    Ok(facts)
+}
+
 /// Asks many hosts at the same time, each over a connection of its own. The role may be one that
 /// only watches.
 ///
@@ -86,11 +111,10 @@ fn ask(
             .connect("pgshard survey")
             .await
             .map_err(|source| FactsError::Unreachable { source })?;
-        let mut facts = facts_for(&connection, Who::Monitor).await?;
-        if clocks == Clocks::Asked {
-            facts.clock = Some(clock::read(&connection, &facts).await?);
+        match clocks {
+            Clocks::Asked => watched_facts_with_clocks(&connection).await,
+            Clocks::Unasked => watched_facts(&connection).await,
         }
-        Ok(facts)
     })
 }
 

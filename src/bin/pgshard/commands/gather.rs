@@ -11,8 +11,8 @@ use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
-use pgshard::pg::ConnectError;
 use pgshard::pg::cause::chain;
+use pgshard::pg::{ConnectError, Sessions};
 use pgshard::schema::{
     self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations,
     Sizes, Streams, Survey,
@@ -90,12 +90,20 @@ pub(super) async fn gather(
     bound: Duration,
     depth: Depth,
     clocks: &Clocks,
+    sessions: &Sessions,
 ) -> Gathered {
     let began = Instant::now();
     let mut gathered = Gathered::default();
     match context::config(Some(path)) {
         Ok(config) => {
-            hosts(&config, bound, depth, clocks, &mut gathered).await;
+            let look = Look {
+                config: &config,
+                bound,
+                depth,
+                clocks,
+                sessions,
+            };
+            hosts(&look, &mut gathered).await;
             gathered.config = Some(config);
         }
         Err(failure) => {
@@ -107,19 +115,23 @@ pub(super) async fn gather(
     gathered
 }
 
-async fn hosts(
-    config: &Config,
+/// One look: at what, how deep, and over which sessions.
+struct Look<'a> {
+    config: &'a Config,
     bound: Duration,
     depth: Depth,
-    clocks: &Clocks,
-    gathered: &mut Gathered,
-) {
-    let asked = join_all(
-        config
-            .hosts
-            .values()
-            .map(|host| ask(config, host, bound, depth, clocks)),
-    );
+    clocks: &'a Clocks,
+    sessions: &'a Sessions,
+}
+
+async fn hosts(look: &Look<'_>, gathered: &mut Gathered) {
+    let Look {
+        config,
+        bound,
+        depth,
+        ..
+    } = *look;
+    let asked = join_all(config.hosts.values().map(|host| ask(look, host)));
     let map_store = config.map_store();
     let map = tokio::time::timeout(bound, map_store.load());
     let (answers, map) = tokio::join!(asked, map);
@@ -273,49 +285,50 @@ struct Answer {
 
 /// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host
 /// waits for it.
-async fn ask(
-    config: &Config,
-    host: &HostConfig,
-    bound: Duration,
-    depth: Depth,
-    clocks: &Clocks,
-) -> Answer {
+async fn ask(look: &Look<'_>, host: &HostConfig) -> Answer {
+    let Look {
+        config,
+        bound,
+        depth,
+        clocks,
+        sessions,
+    } = *look;
     let (name, connect) = (host.name.clone(), &host.connect);
     let facts = async {
-        let hosts = [(name.clone(), connect.clone())];
-        let Some(clock) = clocks.get(&name) else {
-            return schema::survey_with_clocks(hosts).await.remove(&name);
+        let unreachable = |source| FactsError::Unreachable { source };
+        let session = sessions.get(connect).await.map_err(unreachable)?;
+        let facts = match clocks.get(&name) {
+            None => schema::watched_facts_with_clocks(&session).await?,
+            Some(clock) => HostFacts {
+                clock: Some(clock.clone()),
+                ..schema::watched_facts(&session).await?
+            },
         };
-        let facts = schema::survey(hosts).await.remove(&name)?;
-        Some(facts.map(|facts| HostFacts {
-            clock: Some(clock.clone()),
-            ..facts
-        }))
-    };
-    let application_name = if depth == Depth::Pages {
-        "pgshard console"
-    } else {
-        "pgshard exporter"
+        session.give_back();
+        Ok(facts)
     };
     let load = async {
         let mut found = Host::default();
-        let Ok(connection) = connect.connect(application_name).await else {
+        let Ok(session) = sessions.get(connect).await else {
             return found;
         };
-        found.load = schema::host_load(connection.client()).await.ok();
+        found.load = schema::host_load(&session).await.ok();
+        let mut is_whole = found.load.is_some();
         if depth == Depth::Pages {
-            found.status = schema::host_status(connection.client()).await.ok();
-            found.streams = schema::streams(connection.client()).await.ok();
+            found.status = schema::host_status(&session).await.ok();
+            found.streams = schema::streams(&session).await.ok();
             // It may wait for a lock of somebody else's, which says nothing about the host.
-            let measured = tokio::time::timeout(
-                bound / 2,
-                schema::measure(connection.client(), Sizes::Estimated),
-            );
+            let measured =
+                tokio::time::timeout(bound / 2, schema::measure(&session, Sizes::Estimated));
             found.measured = measured
                 .await
                 .ok()
                 .and_then(Result::ok)
                 .map(|measures| (Instant::now(), measures));
+            is_whole = is_whole && found.measured.is_some();
+        }
+        if is_whole {
+            session.give_back();
         }
         found
     };
@@ -336,7 +349,7 @@ async fn ask(
     let (facts, load, heard) = all;
     Answer {
         name,
-        facts: facts.ok().flatten().unwrap_or_else(late),
+        facts: facts.unwrap_or_else(|_| late()),
         host: load.unwrap_or_default(),
         entries: heard.map(|heard| heard.found).unwrap_or_default(),
     }

@@ -15,6 +15,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigStore};
 use pgshard::map::HostName;
 use pgshard::mover::{MoveId, Mover, StreamProgress};
+use pgshard::pg::Sessions;
 use pgshard::schema::{FactsError, HostFacts, Measure};
 use pgshard::store::postgres::Publication;
 use tokio::sync::{Notify, watch};
@@ -95,6 +96,7 @@ impl Collector {
             wanted: wanted.clone(),
             meters: BTreeMap::new(),
             clocks: None,
+            sessions: Sessions::new("pgshard console"),
         };
         tokio::spawn(task.run(sender));
         Collector {
@@ -155,6 +157,7 @@ struct Task {
     meters: BTreeMap<MoveId, Meter>,
     /// What hosts said of their clocks, and when they were asked.
     clocks: Option<(Instant, Clocks)>,
+    sessions: Sessions,
 }
 
 impl Task {
@@ -185,7 +188,14 @@ impl Task {
             .take()
             .filter(|(asked, _)| asked.elapsed() < CLOCKS_EVERY)
             .unwrap_or((Instant::now(), Clocks::new()));
-        let gathered = gather(&self.config, self.bound, Depth::Pages, &kept).await;
+        let gathered = gather(
+            &self.config,
+            self.bound,
+            Depth::Pages,
+            &kept,
+            &self.sessions,
+        )
+        .await;
         let clock = |(name, facts): (&HostName, &Result<HostFacts, FactsError>)| {
             Some((name.clone(), facts.as_ref().ok()?.clock.clone()?))
         };

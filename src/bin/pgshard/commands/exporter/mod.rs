@@ -18,6 +18,7 @@ use hyper::header::CONTENT_TYPE;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use pgshard::pg::Sessions;
 use tokio::sync::Mutex;
 
 use super::gather::{Clocks, Depth, gather};
@@ -40,6 +41,7 @@ struct Shared {
     floor: Duration,
     bound: Duration,
     last: Mutex<Option<(Instant, Bytes)>>,
+    sessions: Sessions,
 }
 
 /// Answers scrapes until Ctrl-C.
@@ -61,6 +63,7 @@ pub(crate) async fn run(
         floor,
         bound,
         last: Mutex::default(),
+        sessions: Sessions::new("pgshard exporter"),
     });
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() {
@@ -132,9 +135,15 @@ impl Shared {
         {
             return text.clone();
         }
-        let text = Bytes::from(written(
-            &gather(&self.config, self.bound, Depth::Metrics, &Clocks::new()).await,
-        ));
+        let clocks = Clocks::new();
+        let gathered = gather(
+            &self.config,
+            self.bound,
+            Depth::Metrics,
+            &clocks,
+            &self.sessions,
+        );
+        let text = Bytes::from(written(&gathered.await));
         *last = Some((Instant::now(), text.clone()));
         text
     }
