@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use crate::config::{ConfigError, ConnectError};
 use crate::schema::MigrationsError;
 use crate::shard::ShardCount;
-use crate::store::StoreError;
 use crate::{dev, pg};
 
 /// Why there is no cluster for a test.
@@ -40,9 +39,6 @@ pub enum Error {
     /// The config has a mistake: look at what was given to `config`.
     #[error("the test's config cannot be used")]
     Config(#[source] ConfigError),
-    /// The map cannot be read from the config.
-    #[error("the test's map cannot be read")]
-    Map(#[source] StoreError),
     /// There is no router.
     #[error("the test's router cannot be made")]
     Router(#[source] ConnectError),

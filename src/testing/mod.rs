@@ -280,10 +280,7 @@ impl Place {
     /// A directory for this test's files. It goes with the servers.
     fn directory(&self) -> PathBuf {
         match self {
-            Place::Shared(databases) => {
-                let directory = databases.shared.directory();
-                directory.join(format!("test_{}", databases.number))
-            }
+            Place::Shared(databases) => databases.directory(),
             Place::Own(cluster) => cluster.directory().join("test"),
         }
     }

@@ -74,11 +74,6 @@ impl Shared {
         &self.servers.servers()[0]
     }
 
-    /// A directory for the files of tests. It goes with the server.
-    pub(super) fn directory(&self) -> &Path {
-        self.servers.directory()
-    }
-
     /// New databases for the hosts of one test.
     pub(super) async fn databases(self: Arc<Self>, recipe: &Recipe) -> Result<Databases, Error> {
         let number = self.tests.fetch_add(1, Ordering::Relaxed);
@@ -100,9 +95,9 @@ impl Shared {
 
 /// The databases of one test; they are dropped with it.
 pub(super) struct Databases {
-    pub(super) number: u64,
+    number: u64,
     names: Vec<(HostName, String)>,
-    pub(super) shared: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 impl Databases {
@@ -112,6 +107,12 @@ impl Databases {
             (host.clone(), self.shared.server().url_of(database))
         };
         self.names.iter().map(url).collect()
+    }
+
+    /// A directory for the test's files. It goes with the databases.
+    pub(super) fn directory(&self) -> PathBuf {
+        let directory = self.shared.servers.directory();
+        directory.join(format!("test_{}", self.number))
     }
 
     /// The URL of this host's database for the superuser.
@@ -126,6 +127,8 @@ impl Drop for Databases {
     /// Blocks for some hundredths of a second. What fails is only logged: the databases go with the
     /// server, at the latest with this process.
     fn drop(&mut self) {
+        // What stays goes with the server.
+        let _ = std::fs::remove_dir_all(self.directory());
         let (names, shared) = (std::mem::take(&mut self.names), self.shared.clone());
         let work = move || -> Result<(), Error> {
             super::runtime()?.block_on(async {

@@ -29,6 +29,7 @@ fn hosts(names: &[&str], stride: u32, claims: &[(u32, &str)]) -> BTreeMap<HostNa
         let own = claims.iter().find(|(_, owner)| owner == name);
         let facts = Facts {
             series: (!claims.is_empty()).then_some((SERIES, Layout { stride, run: 1 })),
+            max: None,
             claims: claims
                 .iter()
                 .map(|(residue, owner)| (*residue, (*owner).to_owned()))
