@@ -40,11 +40,7 @@ impl Pair {
     pub(crate) async fn start_with(versions: [u32; 2], server: ServerOptions) -> Pair {
         let clusters = versions.map(|version| {
             let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
-            let options = ClusterOptions {
-                hosts: 1,
-                binaries,
-                server: server.clone(),
-            };
+            let options = ClusterOptions::new(1, binaries).server(server.clone());
             Cluster::start(&options).unwrap_or_else(|error| panic!("{error}"))
         });
         let names = ["db1", "db2"].map(|name| HostName::new(name).unwrap());
