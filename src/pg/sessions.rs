@@ -25,7 +25,7 @@ use super::options::ConnectOptions;
 /// The most sessions to a host. A look takes two at a time.
 const SIZE: usize = 4;
 
-/// A session that nobody used for so long is closed.
+/// A session that is not used for so long is closed.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 
 /// How long a session that was kept may take to answer. After that it is closed, and the next one

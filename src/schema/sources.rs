@@ -237,15 +237,25 @@ fn check_max(findings: &mut Findings, name: &TicketName, hosts: &[(&HostName, &N
         );
         if used.left == 0 {
             let message = format!("it has no ticket {name} left: their maximum is {max}");
-            let code = "tickets_used_up";
-            findings.add(Severity::Error, code, Some(host), message, remedy);
+            findings.add(
+                Severity::Error,
+                "tickets_used_up",
+                Some(host),
+                message,
+                remedy,
+            );
         } else if u128::from(used.given) * 100 >= u128::from(all) * u128::from(GIVEN_MANY) {
             let message = format!(
                 "it has {} tickets {name} left of {all}: their maximum is {max}",
                 used.left
             );
-            let code = "tickets_few";
-            findings.add(Severity::Warning, code, Some(host), message, remedy);
+            findings.add(
+                Severity::Warning,
+                "tickets_few",
+                Some(host),
+                message,
+                remedy,
+            );
         }
     }
 }

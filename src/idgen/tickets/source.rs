@@ -300,7 +300,8 @@ impl Inner {
     }
 
     /// Fetches `count` tickets, or fewer where a maximum is near, from the first host that gives
-    /// them. Hosts are asked in turn: the next one when the one before has failed, and also when that one takes its time.
+    /// them. Hosts are asked in turn: the next one when the one before has failed, and also when
+    /// that one takes its time.
     async fn fetch(self: &Arc<Self>, count: usize) -> Result<Vec<i64>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let at = |step: usize| (turn + step) % self.hosts.len();
