@@ -24,7 +24,6 @@ mod runner;
 mod step;
 pub(crate) mod stream;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +40,7 @@ pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
 pub use command::recover::{
     ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
 };
-pub use command::repair::{HostSays, Repair, RepairPlan, RepairWay};
+pub use command::repair::{AnsweringHost, GiveUp, HostSays, Repair, RepairPlan, RepairWay};
 pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, Heard, Report, ShardReport};
 pub use control::session::Hosts;
@@ -282,9 +281,7 @@ impl Mover {
     }
 
     /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can
-    /// be repaired without losing rows that were acknowledged. `given_up` are the hosts whose rows
-    /// of the shard the operator gives up; they may be hosts that the config does not name. No
-    /// writes.
+    /// be repaired without losing rows that were acknowledged. No writes.
     ///
     /// # Errors
     /// [`Error::AtWork`] where a mover works on the shard, [`Error::ControlOld`] where a host's
@@ -296,9 +293,9 @@ impl Mover {
     pub fn plan_repair<'a>(
         &'a self,
         shard: ShardId,
-        given_up: &'a BTreeSet<HostName>,
+        give_up: &'a GiveUp,
     ) -> BoxFuture<'a, Result<RepairPlan, Error>> {
-        Box::pin(repair::plan(&self.context, shard, given_up))
+        Box::pin(repair::plan(&self.context, shard, give_up))
     }
 
     /// Does what the plan is sure of, and publishes it to the map. Does nothing where nothing is
@@ -306,6 +303,8 @@ impl Mover {
     ///
     /// # Errors
     /// [`Error::Superseded`] where a host no longer says what the plan was made from: plan again.
+    /// [`Error::NotGone`] where a host that was given up answers, and was not fenced off: then
+    /// nothing was done.
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -118,6 +118,14 @@ pub enum ConnectError {
         /// The limit.
         timeout_ms: u128,
     },
+    /// The server has begun to answer, and has not let us in in time.
+    #[error("{to} has begun to answer, and has not let us in within {timeout_ms} ms")]
+    Stalled {
+        /// `user@address/database`.
+        to: String,
+        /// The limit.
+        timeout_ms: u128,
+    },
     /// The server takes no writes and should, or takes writes and should not.
     #[error(
         "{to}: {address} is not what target_session_attrs asks for: it {}",
@@ -166,35 +174,6 @@ impl ConnectError {
                 .code()
                 .is_some_and(|code| is_refused_login(code.code())),
             _ => false,
-        }
-    }
-
-    /// Whether a server is there and does not let this login in: its user, its password, its
-    /// database. A server that is down says nothing.
-    pub fn is_login_refused(&self) -> bool {
-        match self {
-            ConnectError::Password { .. } => true,
-            // 28: no such user, a wrong password, no line of pg_hba.conf. 3D000: no such database.
-            // 42501: the user may not connect to it. Without an answer: the server asks for a
-            // password, and there is none.
-            ConnectError::Refused { source, .. } => match source.code() {
-                Some(code) => {
-                    code.code().starts_with("28") || ["3D000", "42501"].contains(&code.code())
-                }
-                None => std::error::Error::source(source)
-                    .is_some_and(|cause| cause.to_string() == "password missing"),
-            },
-            _ => false,
-        }
-    }
-
-    /// What an operator can do.
-    pub fn remedy(&self) -> &'static str {
-        if self.is_login_refused() {
-            "correct its user, password or database: in the config, or where the config says that \
-                the password is"
-        } else {
-            "start it, or correct its url in the config"
         }
     }
 }
@@ -299,7 +278,7 @@ impl ConnectOptions {
             };
             match admitted {
                 Ok(connection) => return Ok(connection),
-                Err(error) => last = Some(error),
+                Err(error) => last = Some(error.or_more_telling(last)),
             }
         }
         Err(last.expect("a connection string names at least one address"))
@@ -329,7 +308,7 @@ impl ConnectOptions {
                     until.get_or_insert_with(|| Instant::now() + Self::OTHERS_MAX);
                     fitting.push((index, connection));
                 }
-                Err(error) => last = Some(error),
+                Err(error) => last = Some(error.or_more_telling(last)),
             }
         }
         drop(asked);
@@ -363,7 +342,7 @@ impl ConnectOptions {
                     self.known.settle();
                     return Ok(connection);
                 }
-                Err(error) => last = Some(error),
+                Err(error) => last = Some(error.or_more_telling(last)),
             }
         }
         Err(last.expect("a connection string names at least one address"))
@@ -476,8 +455,11 @@ impl ConnectOptions {
             SearchPath::Closed => Statements::Ours,
             SearchPath::OfTheRole => Statements::OfAnApplication,
         };
+        // What came on the last connection.
+        let heard_from = Mutex::new(Arc::new(Vitals::default()));
         let open = async || {
             let vitals = Arc::new(Vitals::default());
+            *heard_from.lock().unwrap_or_else(PoisonError::into_inner) = vitals.clone();
             let watch = Watch {
                 options: self.clone(),
                 index,
@@ -525,10 +507,15 @@ impl ConnectOptions {
         };
         match tokio::time::timeout(limit, opened).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(ConnectError::TimedOut {
-                to: to(),
-                timeout_ms: limit.as_millis(),
-            }),
+            Err(_) => {
+                let (to, timeout_ms) = (to(), limit.as_millis());
+                let heard_from = heard_from.lock().unwrap_or_else(PoisonError::into_inner);
+                Err(if heard_from.has_heard() {
+                    ConnectError::Stalled { to, timeout_ms }
+                } else {
+                    ConnectError::TimedOut { to, timeout_ms }
+                })
+            }
         }
     }
 
@@ -621,6 +608,7 @@ impl ConnectError {
     pub fn is_unreachable(&self) -> bool {
         match self {
             ConnectError::TimedOut { .. }
+            | ConnectError::Stalled { .. }
             | ConnectError::OtherRole { .. }
             | ConnectError::Unreachable { .. }
             | ConnectError::Impostor { .. }

@@ -156,6 +156,9 @@ impl Guard {
     /// # Errors
     /// When it cannot be a message, or is more than a server has to say.
     fn came(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        if !bytes.is_empty() {
+            self.vitals.hears();
+        }
         if self.stage == Stage::TlsAnswer {
             let Some((answer, rest)) = bytes.split_first() else {
                 return Ok(());

@@ -20,6 +20,7 @@ mod driver;
 #[cfg(all(any(test, fuzzing), feature = "ops"))]
 pub(crate) mod fuzz;
 mod guard;
+mod host_state;
 mod identity;
 mod keys;
 #[cfg(feature = "ops")]
@@ -47,6 +48,7 @@ pub(crate) use activity::shown;
 pub use connect::{ConnectError, Connection};
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;
+pub use host_state::HostState;
 pub(crate) use identity::record;
 pub use identity::{Identity, Impostor, Record, Server};
 #[cfg(feature = "ops")]

@@ -23,6 +23,8 @@ pub(super) struct Vitals {
     awaited: AtomicU64,
     ended: AtomicU64,
     progress: AtomicU64,
+    /// Whether the server has sent anything at all.
+    heard: AtomicBool,
     /// The last look for something to read found nothing.
     starving: AtomicBool,
     /// The last write was not taken.
@@ -71,6 +73,14 @@ impl Vitals {
 
     pub(super) fn is_in_transaction(&self) -> bool {
         self.in_transaction.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn hears(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed)
     }
 
     pub(super) fn seen(&self) -> u64 {

@@ -156,7 +156,10 @@ impl Circuit {
         let waits = match &*seen.borrow_and_update() {
             // A host that was silent may be silent again.
             CircuitState::Open { cause, .. }
-                if matches!(**cause, ConnectError::TimedOut { .. }) =>
+                if matches!(
+                    **cause,
+                    ConnectError::TimedOut { .. } | ConnectError::Stalled { .. }
+                ) =>
             {
                 Duration::ZERO
             }
@@ -211,7 +214,10 @@ impl Circuit {
         if opened {
             tracing::warn!(host = %self.connect, error = %cause, "out of reach");
         }
-        if matches!(*cause, ConnectError::TimedOut { .. }) {
+        if matches!(
+            *cause,
+            ConnectError::TimedOut { .. } | ConnectError::Stalled { .. }
+        ) {
             // What was opened before the host went silent only looks alive.
             self.retire(self.generation());
         }

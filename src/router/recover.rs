@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -40,6 +41,14 @@ pub(super) struct Recovery<'r> {
     reason: Reason,
     /// Whether a statement met a signpost that cannot have been there.
     contradicted: bool,
+}
+
+/// Where a shard was found that was given to a host which this router does not know.
+enum Found {
+    /// A host serves it, and that was learned.
+    Here,
+    /// Another host was given it later.
+    Onward(String, ShardEpoch, Option<Uuid>),
 }
 
 /// What the caller does next.
@@ -201,10 +210,20 @@ impl<'r> Recovery<'r> {
         let (mut peer, mut epoch, mut token) = (peer, epoch, token);
         for _ in 0..HOPS_MAX {
             let Some(host) = self.router.host(&peer) else {
-                return Err(Error::UnknownHost {
-                    shard: self.shard,
-                    host: peer,
-                });
+                // It may have left the cluster since, and its shards before it.
+                match self.search(epoch).await {
+                    Some(Found::Here) => return Ok(true),
+                    Some(Found::Onward(next, at, key)) => {
+                        (peer, epoch, token) = (next, at, key);
+                        continue;
+                    }
+                    None => {
+                        return Err(Error::UnknownHost {
+                            shard: self.shard,
+                            host: peer,
+                        });
+                    }
+                }
             };
             let host = &*host;
             let answered = self.ask(host, MoveSignal::Signpost).await?;
@@ -229,6 +248,38 @@ impl<'r> Recovery<'r> {
             }
         }
         Ok(false)
+    }
+
+    /// Queries every host that this router knows for a shard that was given to one that it does not
+    /// know. The latest that is later than `epoch` counts; a host that does not answer is left out.
+    fn search(&self, epoch: ShardEpoch) -> BoxFuture<'_, Option<Found>> {
+        Box::pin(async move {
+            let hosts: Vec<Arc<Host>> = self.router.hosts.load().values().cloned().collect();
+            let asked = hosts.iter().map(|host| async move {
+                let answered = self.ask(host, MoveSignal::Signpost).await.ok()?;
+                Some((host, judge_peer(epoch.next(), &answered.lookup)))
+            });
+            let mut latest: Option<(ShardEpoch, Found)> = None;
+            for (host, verdict) in join_all(asked).await.into_iter().flatten() {
+                let (at, found) = match verdict {
+                    PeerVerdict::Here { epoch } => (epoch, Found::Here),
+                    PeerVerdict::Onward { peer, epoch, token }
+                        if self.router.host(&peer).is_some() =>
+                    {
+                        (epoch, Found::Onward(peer, epoch, token))
+                    }
+                    _ => continue,
+                };
+                if latest.as_ref().is_some_and(|(latest, _)| *latest >= at) {
+                    continue;
+                }
+                if let Found::Here = found {
+                    self.learn(host, at);
+                }
+                latest = Some((at, found));
+            }
+            latest.map(|(_, found)| found)
+        })
     }
 
     /// Takes a place among the calls that wait for the shard. Their number is limited, so that

@@ -23,11 +23,12 @@ use super::cluster::Cluster;
 use super::facts::{FactsError, HostFacts};
 use super::fault::{HostFault, ShardFault};
 use super::install::{ControlError, install_for};
-use super::known::{self, Record};
+use super::known::{self, Known, Record};
 use super::lock;
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
 use super::plan::{HostPlan, Knowledge, plan};
+use super::redirect;
 use super::refusal::pending;
 use super::rights::{self, Roles};
 use super::session;
@@ -62,13 +63,16 @@ pub struct Request {
     pub hosts: Vec<Host>,
     /// The hosts to write to; all if there is none.
     pub only: BTreeSet<HostName>,
-    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards
-    /// are created all the same.
+    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be reached, shards
+    /// are created all the same. One that answers, even with an error, is only believed to hold
+    /// none where it is [fenced](Request::fenced) too.
     pub vouched: BTreeSet<HostName>,
     /// Hosts whose rows are lost for good. What was there is made again, empty, where the map
     /// places it. Without this, a shard that any host remembers is made nowhere. A host in this set
     /// that the config does not name is forgotten by the others.
     pub lost: BTreeSet<HostName>,
+    /// Hosts that were fenced off: no application reaches them any more, though they may answer us.
+    pub fenced: BTreeSet<HostName>,
     /// The application's shard migrations.
     pub migrations: Migrations,
     /// Connections to each host; [`Request::WIDTH`] is a good number.
@@ -80,13 +84,14 @@ impl Request {
     /// each.
     pub fn new(cluster: Cluster, hosts: Vec<Host>, migrations: Migrations) -> Request {
         let none = BTreeSet::new();
-        let (only, vouched, lost) = (none.clone(), none.clone(), none);
+        let (only, vouched, lost, fenced) = (none.clone(), none.clone(), none.clone(), none);
         Request {
             cluster,
             hosts,
             only,
             vouched,
             lost,
+            fenced,
             migrations,
             width: Request::WIDTH,
         }
@@ -96,7 +101,7 @@ impl Request {
     pub const WIDTH: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 }
 
-setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, width: NonZeroUsize);
+setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, fenced: BTreeSet<HostName>, width: NonZeroUsize);
 
 /// A host of the config, with the shards that the map places there.
 #[derive(Clone, Debug)]
@@ -273,7 +278,8 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
                 .map_err(|error| HostFault::unread(&error))?;
             Ok((session, facts))
         }));
-        let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
+        let mut read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
+        let gone = gone(request, hosts.iter().map(|host| &host.name).zip(&mut read));
         let asked = hosts
             .iter()
             .zip(&read)
@@ -286,7 +292,8 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
         };
         let written_to =
             chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
-        let knowledge = Knowledge::of(asked, &request.vouched, &request.lost)
+        let gone = gone.without_unasked(request, &Known::of(asked.clone()));
+        let knowledge = Knowledge::of(asked, &gone.vouched, &gone.lost)
             .with_drift(written_to, &request.migrations);
         let unheard = request
             .lost
@@ -329,7 +336,7 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
             .iter()
             .zip(&read)
             .filter_map(|(host, read)| Some((*host, read.as_ref().ok()?)));
-        settle(request, sessions, &mut reports).await;
+        settle(request, &gone.lost, sessions, &mut reports).await;
         for (host, report) in &mut reports {
             report.elapsed = started.elapsed();
             if let Some(fault) = &report.fault {
@@ -345,6 +352,64 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
     })
 }
 
+/// The hosts whose silence is believed, by an operator's word and by how they answer.
+struct Gone {
+    vouched: BTreeSet<HostName>,
+    lost: BTreeSet<HostName>,
+}
+
+/// Takes an operator's word only for hosts that read well, that cannot be reached, or that were
+/// fenced off. The fault of each other one becomes [`HostFault::NotGone`].
+fn gone<'a>(
+    request: &Request,
+    read: impl Iterator<
+        Item = (
+            &'a HostName,
+            &'a mut Result<(Connection, HostFacts), HostFault>,
+        ),
+    >,
+) -> Gone {
+    let (mut vouched, mut lost) = (request.vouched.clone(), request.lost.clone());
+    for (host, read) in read {
+        let fault = match read {
+            Ok((_, facts)) => {
+                // Its control schema is gone, and shards are there that applications may use.
+                let prefix = request.cluster.schema_prefix.as_str();
+                let is_ours = |schema: &String| schema.starts_with(prefix);
+                if facts.control.is_none()
+                    && facts.schemas.iter().any(is_ours)
+                    && !request.fenced.contains(host)
+                {
+                    lost.remove(host);
+                }
+                continue;
+            }
+            Err(fault) => fault,
+        };
+        if fault.host_state().may_be_gone() || request.fenced.contains(host) {
+            continue;
+        }
+        if vouched.remove(host) | lost.remove(host) {
+            *fault = HostFault::NotGone {
+                state: fault.host_state(),
+                reason: fault.to_string(),
+            };
+        }
+    }
+    Gone { vouched, lost }
+}
+
+impl Gone {
+    /// The same without the hosts that had shards, and that the config does not name: they
+    /// were not contacted, and may serve those still.
+    fn without_unasked(mut self, request: &Request, known: &Known<'_>) -> Gone {
+        self.lost.retain(|host| {
+            known.names(host) || request.fenced.contains(host) || !known.had_shards(host)
+        });
+        self
+    }
+}
+
 /// The roles that may use a shard of any of these hosts, or may ask or watch there.
 fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
     let mut roles = Roles::default();
@@ -355,11 +420,13 @@ fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
     roles
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, lets
+/// Brings the records of all hosts up to date, also of those that were not to be written to, leads
+/// signposts to hosts that are no more to where the shards are, lets
 /// the roles of routers and monitors ask there, and ends the locks. A host with something wrong is
 /// left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
+    lost: &BTreeSet<HostName>,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
     reports: &mut BTreeMap<HostName, HostReport>,
 ) {
@@ -380,23 +447,25 @@ async fn settle<'a>(
             good.push((host, session, facts));
         }
     }
-    let named = |host: &&HostName| request.hosts.iter().any(|named| named.name == **host);
-    let forgotten: BTreeSet<HostName> = request
-        .lost
+    let is_named = |host: &HostName| request.hosts.iter().any(|named| named.name == *host);
+    let forgotten: BTreeSet<HostName> = lost
         .iter()
-        .filter(|host| !named(host))
+        .filter(|host| !is_named(host))
         .cloned()
         .collect();
     let controls = good
         .iter()
         .filter_map(|(host, _, facts)| Some((&host.name, facts.control.as_ref()?)));
-    let record = known::record(controls, &forgotten);
+    let record = known::record(controls.clone(), &forgotten);
     let roles = roles(good.iter().map(|(_, _, facts)| facts));
     for (host, session, facts) in &good {
         let Some(control) = &facts.control else {
             continue;
         };
-        if control.known == record && roles.are_let_in(&control.routers, &control.monitors) {
+        let redirects = redirect::redirects(control, controls.clone(), |peer| !is_named(peer));
+        let redirects = redirects.redirects;
+        let is_current = control.known == record && redirects.is_empty();
+        if is_current && roles.are_let_in(&control.routers, &control.monitors) {
             continue;
         }
         let outcome = async {
@@ -404,6 +473,8 @@ async fn settle<'a>(
             let admitted = admitted.map_err(|error| HostFault::Lost {
                 reason: chain(&error),
             })?;
+            let led_on = redirect::lead_on(session, &redirects).await;
+            led_on.map_err(|error| HostFault::unanswered(&error))?;
             write_record(session, &record).await?;
             flush(session).await.map(|()| admitted)
         };
@@ -465,13 +536,12 @@ pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
         Ok(false) => Err(HostFault::Busy {
             processes: lock::holders(&session).await.unwrap_or_default(),
         }),
-        Err(error) => Err(HostFault::Unread {
-            reason: chain(&error),
-        }),
+        Err(error) => Err(HostFault::unanswered(&error)),
     }
 }
 
-/// What the host says, read on the session that holds its lock. The way back to the savepoint gives
+/// What the host says, read on the session that holds its lock. It waits for a lock
+/// no longer than for another bootstrap. The way back to the savepoint gives
 /// up the locks of what was read, for which an ALTER TABLE of the work would wait for ever. It also
 /// closes the cursor that the last query has left open in the transaction: with that snapshot,
 /// CREATE INDEX CONCURRENTLY would wait for the end of our own transaction.
@@ -481,7 +551,7 @@ pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> 
         source,
     };
     session
-        .batch_execute("SAVEPOINT facts")
+        .batch_execute("SAVEPOINT facts; SET LOCAL lock_timeout = '10s'")
         .await
         .map_err(lost)?;
     let facts = host_facts(session).await?;

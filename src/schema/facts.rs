@@ -16,7 +16,7 @@ use super::monitors::Monitors;
 use super::rights::Routers;
 use super::shape::{Gone, Shape};
 use crate::map::{HostName, ShardEpoch};
-use crate::pg::ConnectError;
+use crate::pg::{ConnectError, HostState};
 use crate::shard::ShardId;
 
 /// What every host that was asked says.
@@ -86,6 +86,8 @@ pub struct ServerFacts {
     pub can_decode: bool,
     /// How many locks on objects the server has room for, all connections together.
     pub lock_slots: i64,
+    /// Whether no commit ends, because too few synchronous standbys stream.
+    pub commits_wait: bool,
     /// The role that asked, if it only watches. What is said of a role is then said of the control
     /// schema's owner.
     pub watcher: Option<String>,
@@ -331,13 +333,25 @@ pub struct LedgerRow {
     pub phase: Option<String>,
 }
 
+impl FactsError {
+    /// The state of the host that could not be read.
+    pub fn host_state(&self) -> HostState {
+        match self {
+            FactsError::Unreachable { source } => source.host_state(),
+            FactsError::Query { source, .. } => HostState::of_query(source),
+            FactsError::NotOwner { .. }
+            | FactsError::Lacking { .. }
+            | FactsError::Unreadable { .. } => HostState::AnswersWithError,
+        }
+    }
+}
+
 /// Why it is unknown what a host says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FactsError {
     /// There is no connection.
-    #[error("{}", if source.is_login_refused() { "it does not let us in" } else { "it cannot be \
-        reached" })]
+    #[error("it {}", source.host_state())]
     Unreachable {
         /// Why not.
         #[source]

@@ -4,6 +4,7 @@ use super::facts::{FactsError, OpenMove, ShardState};
 use super::migrations::Drift;
 use super::refusal::{Refusal, restore};
 use crate::map::{HostName, ShardEpoch, print_shards};
+use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
@@ -288,8 +289,8 @@ fn told(open: &Option<OpenMove>) -> String {
 pub(super) fn add_again(host: &HostName) -> String {
     format!(
         "name {host} in the config again, as it was: its shards are there. Only if its rows are \
-            lost for good: \
-         `pgshard bootstrap --lost {host}` makes the hosts forget it"
+            lost for good, and no application reaches it any more: \
+         `pgshard bootstrap --lost {host} --fenced {host}` makes the hosts forget it"
     )
 }
 
@@ -300,16 +301,18 @@ pub enum HostFault {
     /// It could not be read.
     #[error("{reason}")]
     Unread {
+        /// In which state it is.
+        state: HostState,
         /// Why not, with the causes.
         reason: String,
     },
-    /// The server is there, and does not let this login in.
-    #[error("{reason}")]
-    LoginRefused {
-        /// Why not, with the causes.
+    /// It was said to be empty, or its rows to be lost, and it answers: it may serve shards.
+    #[error("it is not gone, for it {state}: {reason}")]
+    NotGone {
+        /// In which state it is.
+        state: HostState,
+        /// What it answers, with the causes.
         reason: String,
-        /// What to do about it.
-        remedy: &'static str,
     },
     /// Its control schema is another role's.
     #[error("its control schema belongs to the role {owner}, not to {role}")]
@@ -331,6 +334,10 @@ pub enum HostFault {
     /// It was to be forgotten, and has shards or is getting them.
     #[error("shards {} are on it, or on their way to it", print_shards(.0.iter().copied()))]
     HasShards(Vec<ShardId>),
+    /// Its signposts of these shards lead to a host that was to be forgotten, and no host knows
+    /// where the shards are now.
+    #[error("its signposts of shards {} lead to {}", print_shards(.1.iter().copied()), .0)]
+    LeadsTo(HostName, Vec<ShardId>),
     /// It has no control schema, or an older one.
     #[error("it has not been bootstrapped by this version")]
     NotBootstrapped,
@@ -386,26 +393,44 @@ impl HostFault {
                 owner: owner.clone(),
                 role: role.clone(),
             },
-            FactsError::Unreachable { source } if source.is_login_refused() => {
-                HostFault::LoginRefused {
-                    reason: chain(error),
-                    remedy: source.remedy(),
-                }
-            }
             error => HostFault::Unread {
+                state: error.host_state(),
                 reason: chain(error),
             },
+        }
+    }
+
+    /// Why a host that did not answer a statement is left alone.
+    pub(super) fn unanswered(error: &tokio_postgres::Error) -> HostFault {
+        HostFault::Unread {
+            state: HostState::of_query(error),
+            reason: chain(error),
+        }
+    }
+
+    /// The state of the host that this fault shows.
+    pub fn host_state(&self) -> HostState {
+        match self {
+            HostFault::Unread { state, .. } | HostFault::NotGone { state, .. } => *state,
+            HostFault::Control { .. }
+            | HostFault::Lost { .. }
+            | HostFault::NotOwner { .. }
+            | HostFault::Busy { .. } => HostState::AnswersWithError,
+            _ => HostState::Serving,
         }
     }
 
     /// What to do.
     pub fn remedy(&self) -> String {
         match self {
-            HostFault::LoginRefused { remedy, .. } => format!(
-                "{remedy}; then run the same command \
-                again"
+            HostFault::Unread { state, .. } => {
+                format!("{}; then run the same command again", state.remedy())
+            }
+            HostFault::NotGone { state, .. } => format!(
+                "{}; then run the same command again. Only if it has been fenced off, so that no \
+                    application reaches it any more: add --fenced",
+                state.remedy()
             ),
-            HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
             HostFault::NotOwner { owner, .. } => format!(
                 "connect as {owner}, or as a member of \
                 it"
@@ -423,6 +448,11 @@ impl HostFault {
             HostFault::Drift(_) => {
                 "put the files back as they were; --only and --host leave out what cannot be \
                     repaired"
+                    .to_owned()
+            }
+            HostFault::LeadsTo(..) => {
+                "see what `pgshard check` finds about these shards; once a host serves them, run \
+                    the same command again"
                     .to_owned()
             }
             HostFault::HasShards(_) => {

@@ -98,12 +98,36 @@ impl Finding {
         }
     }
 
+    /// The same of these of its shards only.
+    #[must_use]
+    pub fn about(&self, shards: &[ShardId]) -> Finding {
+        let mut finding = self.clone();
+        if let Some(what) = self.message.strip_prefix(&subject(&self.shards)) {
+            finding.message = format!("{}{what}", subject(shards));
+        }
+        finding.shards = shards.to_vec();
+        finding
+    }
+
     /// The shard, if it is about exactly one.
     pub fn shard(&self) -> Option<ShardId> {
         match self.shards[..] {
             [shard] => Some(shard),
             _ => None,
         }
+    }
+}
+
+/// The begin of a message about shards: "shard 7: ".
+fn subject(shards: &[ShardId]) -> String {
+    match shards {
+        [] => String::new(),
+        [shard] => format!("shard {shard}: "),
+        shards => format!(
+            "{} shards ({}): ",
+            shards.len(),
+            print_shards(shards.iter().copied())
+        ),
     }
 }
 
@@ -216,15 +240,8 @@ impl Findings {
             // Several objects of one shard are one shard.
             finding.shards.sort_unstable();
             finding.shards.dedup();
-            match finding.shards.len() {
-                0 => {}
-                1 => finding.message = format!("shard {}: {what}", finding.shards[0]),
-                n => {
-                    finding.message = format!(
-                        "{n} shards ({}): {what}",
-                        print_shards(finding.shards.iter().copied())
-                    );
-                }
+            if !finding.shards.is_empty() {
+                finding.message = format!("{}{what}", subject(&finding.shards));
             }
             finding
         };

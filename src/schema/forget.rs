@@ -10,11 +10,12 @@ use super::cluster::Cluster;
 use super::facts::{HostFacts, Survey};
 use super::fault::HostFault;
 use super::known::{self, Known};
+use super::redirect;
 use super::refusal::pending;
 use super::session;
 use crate::map::HostName;
 use crate::pg::cause::chain;
-use crate::pg::{ConnectOptions, Connection};
+use crate::pg::{ConnectOptions, Connection, HostState};
 use crate::shard::ShardId;
 
 /// What a host had and no longer has.
@@ -37,9 +38,9 @@ pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
         })
 }
 
-/// Makes all hosts but one forget that one, which is among them. Under the lock of bootstraps and
-/// migrations. A host that has a shard, or is getting one, is not forgotten:
-/// [`HostFault::HasShards`].
+/// Makes all hosts but one forget that one, which is among them, and leads their signposts that
+/// lead there to where the shards are. Under the lock of bootstraps and migrations. A host that has
+/// a shard, or is getting one, is not forgotten: [`HostFault::HasShards`].
 ///
 /// The hosts that could not be told, each with the reason. Then none was told, unless a connection
 /// was lost at the very end.
@@ -67,8 +68,12 @@ pub fn forget<'a>(
         for ((name, _), session) in hosts.iter().zip(opened) {
             match look(session, cluster, name).await {
                 Ok((session, facts)) => good.push((name, session, facts)),
-                // It may be gone already, or have no control schema.
-                Err(_) if name == gone => {}
+                // It may be gone already, or have no control schema. One that answers with an error
+                // may have shards.
+                Err(fault)
+                    if name == gone
+                        && (fault == HostFault::NotBootstrapped
+                            || fault.host_state().may_be_gone()) => {}
                 Err(fault) => faults.push((name.clone(), fault)),
             }
         }
@@ -83,10 +88,33 @@ pub fn forget<'a>(
         let said = good
             .iter()
             .filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
-        let record = known::record(said, &BTreeSet::from([gone.clone()]));
-        for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
-            if let Err(fault) = write_record(session, &record).await {
-                faults.push(((*name).clone(), fault));
+        let record = known::record(said.clone(), &BTreeSet::from([gone.clone()]));
+        let mut led_on = Vec::new();
+        for (name, session, facts) in good.iter().filter(|(name, ..)| *name != gone) {
+            let Some(control) = &facts.control else {
+                continue;
+            };
+            let found = redirect::redirects(control, said.clone(), |peer| peer == gone);
+            if found.unknown.is_empty() {
+                led_on.push((*name, session, found.redirects));
+            } else {
+                faults.push((
+                    (*name).clone(),
+                    HostFault::LeadsTo(gone.clone(), found.unknown),
+                ));
+            }
+        }
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        for (name, session, redirects) in led_on {
+            let written = async {
+                let led_on = redirect::lead_on(session, &redirects).await;
+                led_on.map_err(|error| HostFault::unanswered(&error))?;
+                write_record(session, &record).await
+            };
+            if let Err(fault) = written.await {
+                faults.push((name.clone(), fault));
             }
         }
         if faults.is_empty() {
@@ -121,12 +149,7 @@ async fn claimed_meanwhile(
         let rows = match session.query(sql, &[&gone.as_str()]).await {
             Ok(rows) => rows,
             Err(error) => {
-                return vec![(
-                    (*name).clone(),
-                    HostFault::Unread {
-                        reason: chain(&error),
-                    },
-                )];
+                return vec![((*name).clone(), HostFault::unanswered(&error))];
             }
         };
         for row in &rows {
@@ -136,7 +159,10 @@ async fn claimed_meanwhile(
                 .and_then(|shard| ShardId::try_from(shard).map_err(|error| error.to_string()))
             {
                 Ok(shard) => here.push(shard),
-                Err(reason) => return vec![((*name).clone(), HostFault::Unread { reason })],
+                Err(reason) => {
+                    let state = HostState::AnswersWithError;
+                    return vec![((*name).clone(), HostFault::Unread { state, reason })];
+                }
             }
         }
     }

@@ -100,15 +100,15 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
             // finding says more.
             if let Some(end) = end.filter(|end| survey.contains_key(*end) || there.contains(shard))
             {
-                let not = if survey.contains_key(end) {
-                    "does not know it"
+                let (not, remedy) = if survey.contains_key(end) {
+                    let remedy = "run `pgshard map rebuild`, so that no application asks here; \
+                        then see whether that host was restored or replaced";
+                    ("does not know it", remedy)
                 } else {
-                    "the config does not name"
+                    let remedy = "run `pgshard bootstrap`, which leads it to where the shard is";
+                    ("the config does not name", remedy)
                 };
                 let what = format!("its signpost leads to {end}, which {not}");
-                let remedy = "run `pgshard map rebuild`, so that nobody asks here; then see \
-                    whether that host was \
-                              restored or replaced";
                 findings.add_shard(
                     Severity::Warning,
                     "signpost_astray",

@@ -388,6 +388,7 @@ pub(super) mod tests {
             may_replicate: true,
             can_decode: true,
             lock_slots: 6400,
+            commits_wait: false,
             watcher: None,
         };
         HostFacts {

@@ -5,7 +5,6 @@
 
 use super::facts::FactsError;
 use super::fault::HostFault;
-use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 
 /// Transactions have the properties that the code relies on, and the texts of values mean the same
@@ -77,9 +76,7 @@ pub(super) async fn open(
     let session =
         session.map_err(|source| HostFault::unread(&FactsError::Unreachable { source }))?;
     let settled = session.batch_execute(SETTINGS).await;
-    settled.map_err(|error| HostFault::Unread {
-        reason: chain(&error),
-    })?;
+    settled.map_err(|error| HostFault::unanswered(&error))?;
     Ok(session)
 }
 

@@ -43,6 +43,18 @@ const UNSAFE: [(&str, &str, &str); 6] = [
     ),
 ];
 
+/// Whether commits wait for standbys that are not there, as an SQL expression: fewer stream than
+/// `synchronous_standby_names` asks for. A role that may not see which of them are synchronous
+/// takes each for one.
+pub(crate) const COMMITS_WAIT: &str = r"
+    (pg_catalog.current_setting('synchronous_standby_names') <> ''
+    AND pg_catalog.current_setting('synchronous_commit') <> 'local'
+    AND NOT pg_catalog.pg_is_in_recovery()
+    AND (SELECT count(*) FROM pg_catalog.pg_stat_replication
+         WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden'))
+        < coalesce((pg_catalog.regexp_match(pg_catalog.current_setting('synchronous_standby_names'),
+                    '^\s*(?:first\s+|any\s+)?([0-9]{1,9})\s*\(', 'i'))[1]::pg_catalog.int8, 1))";
+
 /// Settings in which a shard would find a difference after a move.
 const SAME: [&str; 5] = [
     "server_encoding",
@@ -56,6 +68,7 @@ const SAME: [&str; 5] = [
 const WAL_LEVEL: &str = "wal_level";
 
 pub(super) fn check(findings: &mut Findings, survey: &Survey) {
+    commits_wait(findings, survey);
     let hosts: BTreeMap<&HostName, _> = survey
         .iter()
         .filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?)))
@@ -120,6 +133,33 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
         findings.add(Severity::Notice, "versions_differ", None, what, remedy);
     }
 }
+
+/// Hosts on which no commit ends.
+fn commits_wait(findings: &mut Findings, survey: &Survey) {
+    for (host, facts) in survey {
+        let Ok(facts) = facts else { continue };
+        if !facts.server.commits_wait {
+            continue;
+        }
+        let names = facts.settings.get("synchronous_standby_names");
+        let what = format!(
+            "no commit ends there: each waits for standbys that synchronous_standby_names ({}) \
+                asks for, and too few of them stream",
+            names.map_or("hidden", String::as_str)
+        );
+        findings.add(
+            Severity::Error,
+            "commits_wait",
+            Some(host),
+            what,
+            START_A_STANDBY,
+        );
+    }
+}
+
+/// What to do where commits wait for a standby.
+pub(crate) const START_A_STANDBY: &str =
+    "start a standby that synchronous_standby_names waits for, or correct that setting";
 
 #[cfg(test)]
 mod tests {

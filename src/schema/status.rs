@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use tokio_postgres::{Client, Row};
 
+use super::settings::COMMITS_WAIT;
 use super::streams::query_with_wal;
 use crate::pg::decoding::CAN_DECODE;
 use crate::pg::state::is_not_provided;
@@ -37,6 +38,8 @@ pub struct HostStatus {
     pub lag_bytes: Option<u64>,
     /// The same in milliseconds; `None` also if nothing was written lately.
     pub lag_ms: Option<f64>,
+    /// Whether no commit ends, because too few synchronous standbys stream.
+    pub commits_wait: bool,
 }
 
 /// Reads the state of a host.
@@ -69,6 +72,10 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
         standbys => standbys?,
     };
     let standbys = standbys.first();
+    let waits = client
+        .query_one(&format!("SELECT {COMMITS_WAIT}"), &[])
+        .await;
+    let commits_wait = waits.is_ok_and(|row| row.try_get(0).unwrap_or(false));
     let shards = if row.try_get(8)? {
         let sql = "SELECT count(*)::int4 FROM pgshard.shard WHERE state <> 'moved'";
         Some(unsigned(client.query_one(sql, &[]).await?.try_get(0)?))
@@ -98,6 +105,7 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
         standbys: readers,
         lag_bytes,
         lag_ms,
+        commits_wait,
     })
 }
 

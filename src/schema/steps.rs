@@ -11,7 +11,7 @@ pub(super) struct Step {
     pub(super) sql: &'static str,
 }
 
-pub(super) const STEPS: [Step; 9] = [
+pub(super) const STEPS: [Step; 10] = [
     Step {
         version: 1,
         name: "control",
@@ -56,6 +56,11 @@ pub(super) const STEPS: [Step; 9] = [
         version: 9,
         name: "rights",
         sql: include_str!("../../migrations/control/0009_rights.sql"),
+    },
+    Step {
+        version: 10,
+        name: "redirect",
+        sql: include_str!("../../migrations/control/0010_redirect.sql"),
     },
 ];
 

@@ -301,8 +301,8 @@ on_each_version! {
                 .unwrap();
         }
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
-        let words = "has a control schema of version 5, and this pgshard works with version 9: run \
-            `pgshard bootstrap \
+        let words = "has a control schema of version 5, and this pgshard works with version 10: \
+            run `pgshard bootstrap \
                      --host db1`";
         assert!(ran.stderr.contains(words), "{} {}", ran.code(), ran.stderr);
         assert!(

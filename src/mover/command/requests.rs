@@ -1,13 +1,55 @@
 //! What an operator tells a running mover, and who that mover is: from any machine, through the
 //! journals of all hosts.
 
+use std::time::{Duration, Instant};
+
 use crate::map::HostName;
 use crate::mover::control::context::Context;
 use crate::mover::protocol::desired::{Asked, DesiredState};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::worker::Worker;
+use crate::schema::COMMITS_WAIT;
 use crate::shard::ShardId;
+
+/// How long a host may take to commit an operator's request.
+const COMMIT_MAX: Duration = Duration::from_secs(10);
+
+/// What a host answers to a request, which is written there.
+///
+/// # Errors
+/// [`Error::CommitWaits`] where it does not commit it in time.
+async fn in_time<T>(
+    context: &Context,
+    host: &HostName,
+    written: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let began = Instant::now();
+    let written = match tokio::time::timeout(COMMIT_MAX, written).await {
+        // A request before this one may hold the row until its own commit ends.
+        Ok(Err(error)) if error.is_lock() => Some(error),
+        Ok(written) => return written,
+        Err(_) => None,
+    };
+    let what = "looking what a commit waits for";
+    let asked = async {
+        let session = context.hosts.open_new(host).await?;
+        let row = session
+            .row(what, &format!("SELECT {COMMITS_WAIT}"), &[])
+            .await?;
+        row.get::<_, bool>(0)
+    };
+    let asked = tokio::time::timeout(COMMIT_MAX, asked).await;
+    let for_standbys = matches!(asked, Ok(Ok(true)));
+    Err(match written {
+        Some(error) if !for_standbys => error,
+        _ => Error::CommitWaits {
+            host: host.clone(),
+            waited_s: began.elapsed().as_secs(),
+            for_standbys,
+        },
+    })
+}
 
 /// Sets the desired state of a move.
 pub(crate) async fn want(
@@ -16,7 +58,10 @@ pub(crate) async fn want(
     desired: DesiredState,
 ) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
     let told = context.hosts.names().map(|host| async move {
-        let told = async { context.hosts.open(host).await?.want(id, desired).await };
+        let told = async {
+            let session = context.hosts.open(host).await?;
+            in_time(context, host, session.want(id, desired)).await
+        };
         (host.clone(), told.await)
     });
     let (mut known, mut open, mut unknown) = (false, Vec::new(), Vec::new());
@@ -72,7 +117,8 @@ async fn of_workers(
                 return Ok(Vec::new());
             }
             if let Some(asked) = asked {
-                session.ask(id, asked, &context.options.holder).await?;
+                let asked = session.ask(id, asked, &context.options.holder);
+                in_time(context, host, asked).await?;
             }
             session.workers(id).await
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::quote_ident;
+use crate::schema::START_A_STANDBY;
 use crate::shard::ShardId;
 
 use crate::mover::definition::ddl::{Creation, Statement};
@@ -519,12 +520,10 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
             );
         }
         if host.commits_hang {
-            let remedy =
-                "start a standby that synchronous_standby_names waits for, or correct that setting";
             refuse(
                 host,
                 "has no synchronous standby, and commits wait for one".to_owned(),
-                remedy,
+                START_A_STANDBY,
             );
         }
         if host.in_recovery {

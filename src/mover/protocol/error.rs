@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_postgres::error::{DbError, SqlState};
 
 use crate::map::HostName;
-use crate::pg::{ConnectError, state};
+use crate::pg::{ConnectError, HostState, state};
 use crate::schema::control::{self, VERSION};
 use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
@@ -38,13 +38,24 @@ pub enum Error {
         /// The name.
         host: HostName,
     },
-    /// A host cannot be reached.
-    #[error("host {host} cannot be reached")]
+    /// No connection to a host can be made; [`ConnectError::host_state`] is the state that it is in.
+    #[error("host {host} {}", source.host_state())]
     Connect {
         /// The host.
         host: HostName,
         /// Why not.
         source: ConnectError,
+    },
+    /// A host that was given up answers, so that it may serve the shard, and no operator has declared that it
+    /// was fenced off. Nothing was changed.
+    #[error("host {host} is not gone, for it {state}: {why}")]
+    NotGone {
+        /// The host.
+        host: HostName,
+        /// In which state it is.
+        state: HostState,
+        /// What it answers, with the causes.
+        why: String,
     },
     /// The config uses another name for a host than bootstrap did.
     #[error("host {host} of the config was bootstrapped as {name}")]
@@ -99,6 +110,20 @@ pub enum Error {
         what: Cow<'static, str>,
         /// The driver's error.
         source: tokio_postgres::Error,
+    },
+    /// A host did not commit a request. It may do so later.
+    #[error(
+        "host {host} has not committed it within {waited_s} s{}",
+        if *for_standbys { ": its commits wait for standbys that synchronous_standby_names asks \
+            for, and too few of them stream" } else { "" }
+    )]
+    CommitWaits {
+        /// The host.
+        host: HostName,
+        /// How long was waited.
+        waited_s: u64,
+        /// Whether no commit ends there, because too few synchronous standbys stream.
+        for_standbys: bool,
     },
     /// A control table has a value that no release of pgshard writes there.
     #[error(
@@ -586,6 +611,7 @@ impl Error {
             Error::Refused { .. }
                 | Error::Claimed { .. }
                 | Error::UnknownHost { .. }
+                | Error::NotGone { .. }
                 | Error::OtherHost { .. }
                 | Error::OtherCluster { .. }
                 | Error::NoSuchMove { .. }
@@ -664,6 +690,18 @@ impl Error {
             Error::TargetFull { host, message, .. } if host == on => Some(message.clone()),
             Error::Group { source, .. } => source.full_disk(on),
             _ => None,
+        }
+    }
+
+    /// The state of the host that this error shows: one to which a connection was made answers,
+    /// whatever came then.
+    pub fn host_state(&self) -> HostState {
+        match self {
+            Error::Connect { source, .. } => source.host_state(),
+            Error::UnknownHost { .. } => HostState::NotAsked,
+            Error::Database { source, .. } => HostState::of_query(source),
+            Error::Group { source, .. } | Error::NotBegun { source, .. } => source.host_state(),
+            _ => HostState::AnswersWithError,
         }
     }
 

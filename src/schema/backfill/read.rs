@@ -8,7 +8,6 @@ use uuid::Uuid;
 use super::APPLICATION;
 use super::shard::TABLE;
 use crate::map::HostName;
-use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_ident, state};
 use crate::schema::cluster::Cluster;
 use crate::schema::fault::HostFault;
@@ -111,15 +110,13 @@ async fn read(client: &Connection) -> Result<HostProgress, HostFault> {
             // A shard has moved away between two statements.
             Err(error) if state::is_signpost(&error) || state::may_be_moved(&error) => {}
             read => {
-                return read.map_err(|error| HostFault::Unread {
-                    reason: chain(&error),
-                });
+                return read.map_err(|error| HostFault::unanswered(&error));
             }
         }
     }
-    read_once(client).await.map_err(|error| HostFault::Unread {
-        reason: chain(&error),
-    })
+    read_once(client)
+        .await
+        .map_err(|error| HostFault::unanswered(&error))
 }
 
 async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::Error> {

@@ -4,6 +4,7 @@
 use super::contradiction::contradicts;
 use super::view::Hosts;
 use crate::map::{HostName, print_shards};
+use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::pg::quote_ident;
 use crate::schema::cluster::Cluster;
@@ -20,17 +21,10 @@ use crate::shard::ShardId;
 /// A host that did not say how it is.
 pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     let (code, remedy) = match error {
-        FactsError::Unreachable { source } if source.is_login_refused() => (
-            "login_refused",
-            format!(
-                "{}; the server runs, and may serve its shards to others",
-                source.remedy()
-            ),
-        ),
-        FactsError::Unreachable { source } => (
-            "host_unreachable",
-            format!("{}; its shards are not served", source.remedy()),
-        ),
+        FactsError::Unreachable { source } => {
+            let state = source.host_state();
+            (unread_code(state), unread_remedy(state))
+        }
         FactsError::NotOwner { owner, role } => ("not_owner", not_owner(owner, role)),
         FactsError::Lacking { gone } => {
             for Gone { what, remedy } in gone {
@@ -57,6 +51,34 @@ pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsErro
         ),
     };
     findings.add(Severity::Error, code, Some(host), chain(error), remedy);
+}
+
+/// The code of the finding that a host in this state makes.
+fn unread_code(state: HostState) -> &'static str {
+    match state {
+        HostState::RefusesLogins => "login_refused",
+        HostState::OutOfConnections => "out_of_connections",
+        HostState::StartingUp => "host_starting",
+        HostState::OtherServer => "host_displaced",
+        HostState::Unreachable => "host_unreachable",
+        HostState::NotAsked => "host_not_asked",
+        HostState::Serving | HostState::AnswersWithError => "host_unreadable",
+    }
+}
+
+/// What to do about a host in this state, and what it means for its shards.
+fn unread_remedy(state: HostState) -> String {
+    let shards = match state {
+        HostState::RefusesLogins => "the server runs, and may serve its shards to others",
+        HostState::Unreachable => "its shards are not served",
+        HostState::StartingUp => "until then it refuses new sessions",
+        HostState::OtherServer => "see what else is found about it",
+        HostState::NotAsked => "it may be well",
+        HostState::OutOfConnections | HostState::Serving | HostState::AnswersWithError => {
+            return state.remedy().to_owned();
+        }
+    };
+    format!("{}; {shards}", state.remedy())
 }
 
 /// What to do where a role neither owns the control schema nor may watch it.

@@ -25,6 +25,18 @@ mod view;
 pub(super) use contradiction::{jumped, went_back};
 pub(super) use view::Given;
 
+/// What is wrong with the hosts by themselves, where there is no map to compare them with: those
+/// that cannot be read.
+pub fn check_without_map(survey: &Survey) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    for (host, facts) in survey {
+        if let Err(error) = facts {
+            host::unread(&mut findings, host, error);
+        }
+    }
+    findings.sorted()
+}
+
 /// Everything in which the hosts differ from the map and the config, the worst first. `migrations`
 /// are those of the folder, if there is one; without them the shards are compared with each other.
 pub fn check(

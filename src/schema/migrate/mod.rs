@@ -32,6 +32,7 @@ use super::migrations::Migrations;
 use super::rights::{self, Roles};
 use super::session;
 use crate::map::HostName;
+use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
@@ -203,6 +204,7 @@ pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a
                 }
                 (_, fault) => {
                     let fault = fault.unwrap_or_else(|| HostFault::Unread {
+                        state: HostState::NotAsked,
                         reason: "it was not asked".to_owned(),
                     });
                     report.hosts.insert(name.clone(), HostReport::left(fault));

@@ -15,6 +15,7 @@ use super::steps::{Step, record};
 use super::transaction::{self, Outcome};
 use super::{Held, Request, hold};
 use crate::map::{HostName, print_shards};
+use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_literal};
 use crate::schema::bootstrap::{HostReport, Report, flush};
@@ -178,6 +179,7 @@ pub fn resolve<'a>(
         {
             if !report.hosts.contains_key(host) {
                 let unread = || HostFault::Unread {
+                    state: HostState::NotAsked,
                     reason: "it was not asked".to_owned(),
                 };
                 report.hosts.insert(

@@ -13,37 +13,28 @@ use crate::schema::rights::{self, Users};
 use crate::schema::shape::{self, SHAPE, Shape};
 use crate::schema::{lock, monitors};
 
-/// How often a control schema is read that changes meanwhile.
-const READS_MAX: u32 = 3;
-
-/// The control schema and its shape. Where something is gone it is read again, unless the shape has
-/// stayed the same meanwhile: a bootstrap may have brought it up to date between the two, and what
-/// that has made is not gone.
+/// The control schema and its shape.
+///
+/// # Errors
+/// [`FactsError::Lacking`] where tables or columns of it are gone.
 pub(super) async fn read(client: &Client, has_record: bool) -> Result<ControlFacts, FactsError> {
-    let mut seen = shape(client).await?;
-    let mut reads = 0;
-    loop {
-        let read = contents(client, &seen, has_record).await;
-        reads += 1;
-        if reads < READS_MAX && (read.is_err() || !shape::gone(&seen).is_empty()) {
-            let now = shape(client).await?;
-            if now != seen {
-                seen = now;
-                continue;
-            }
-        }
-        let read = read.map_err(|error| {
-            if lacks(&error) {
-                of_what_is_gone(&seen, error)
-            } else {
-                error
-            }
-        });
-        return Ok(ControlFacts {
+    let seen = shape(client).await?;
+    match contents(client, &seen, has_record).await {
+        Ok(control) => Ok(ControlFacts {
             shape: Some(seen),
-            ..read?
-        });
+            ..control
+        }),
+        Err(error) if lacks(&error) => Err(of_what_is_gone(&seen, error)),
+        Err(error) => Err(error),
     }
+}
+
+/// Whether no table and no column of it is gone.
+pub(super) fn is_whole(control: &ControlFacts) -> bool {
+    control
+        .shape
+        .as_ref()
+        .is_none_or(|shape| shape::gone(shape).is_empty())
 }
 
 /// Everything of the control schema but its shape.

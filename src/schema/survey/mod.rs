@@ -5,12 +5,15 @@
 //! statement has everything about the shards ([`snapshot`]), and others have what came with later
 //! versions ([`later`]).
 //!
-//! Invariant: nothing is written.
+//! Invariant: nothing is written. Invariant: all that a survey has of a host is of one snapshot,
+//! but for its clocks: a shard that moves meanwhile is not seen here and there, nor its schema
+//! without its row.
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Client;
 
 use super::facts::{FactsError, HostFacts, Survey};
+use super::settings::COMMITS_WAIT;
 use super::{clock, monitors};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
@@ -46,7 +49,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
 /// # Cancel safety
 /// As [`host_facts`].
 pub async fn watched_facts(client: &Client) -> Result<HostFacts, FactsError> {
-    facts_for(client, Who::Monitor).await
+    in_one_snapshot(client).await
 }
 
 /// The same, with the clocks of the host and of its shards' IDs.
@@ -57,7 +60,7 @@ pub async fn watched_facts(client: &Client) -> Result<HostFacts, FactsError> {
 /// # Cancel safety
 /// As [`host_facts`].
 pub async fn watched_facts_with_clocks(client: &Client) -> Result<HostFacts, FactsError> {
-    let mut facts = facts_for(client, Who::Monitor).await?;
+    let mut facts = in_one_snapshot(client).await?;
     facts.clock = Some(clock::read(client, &facts).await?);
     Ok(facts)
 }
@@ -117,6 +120,43 @@ fn ask(
         }
     })
 }
+
+/// Everything but the clocks, of one snapshot. Where something is gone it is read again: a
+/// bootstrap may be bringing the control schema up to date.
+///
+/// Locks: ACCESS SHARE on catalogs and control tables, until the transaction ends. Waits five
+/// seconds at most for a locked control table.
+async fn in_one_snapshot(client: &Client) -> Result<HostFacts, FactsError> {
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL lock_timeout = '5s'";
+    // Some services do not provide what is asked for, which would end the transaction.
+    let waits = client
+        .query_one(&format!("SELECT {COMMITS_WAIT}"), &[])
+        .await;
+    let commits_wait = waits.is_ok_and(|row| row.try_get(0).unwrap_or(false));
+    let mut reads = 0;
+    loop {
+        client.batch_execute(begin).await.map_err(server::failed)?;
+        let mut read = facts_for(client, Who::Monitor).await;
+        if let Ok(facts) = &mut read {
+            facts.server.commits_wait = commits_wait;
+        }
+        reads += 1;
+        let ended = client.batch_execute("ROLLBACK").await;
+        let lacks_nothing = match &read {
+            Ok(facts) => {
+                ended.map_err(server::failed)?;
+                facts.control.as_ref().is_none_or(control::is_whole)
+            }
+            Err(error) => ended.is_err() || !matches!(error, FactsError::Lacking { .. }),
+        };
+        if lacks_nothing || reads >= READS_MAX {
+            return read;
+        }
+    }
+}
+
+/// How often a control schema is read that changes meanwhile.
+const READS_MAX: u32 = 3;
 
 /// Who may ask a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

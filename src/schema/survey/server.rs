@@ -90,7 +90,7 @@ SELECT current_setting('server_version_num')::int4 AS version, current_user::tex
        (SELECT json_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
              'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots',
              'max_wal_senders',
-             'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
+             'synchronous_standby_names', 'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
              'default_transaction_deferrable', 'session_replication_role']) AS name)::text AS settings,
        (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
                                  'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text
@@ -116,6 +116,7 @@ pub(super) async fn read(client: &Client) -> Result<Answer, FactsError> {
         may_replicate: get(&row, "may_replicate")?,
         can_decode: get(&row, "can_decode")?,
         lock_slots: get(&row, "lock_slots")?,
+        commits_wait: false,
         watcher: None,
     };
     let of_moves = OfMoves {

@@ -175,13 +175,18 @@ pub(crate) struct Bootstrap {
     /// Connections to each host
     #[arg(long, value_name = "COUNT", default_value_t = Request::WIDTH)]
     pub(crate) jobs: NonZeroUsize,
-    /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
+    /// This host certainly holds no shard: create shards even if it cannot be reached; can be
+    /// repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
     /// The rows of this host are lost for good: make its shards anew, without any; a host that the
     /// config does not name is forgotten by the others. Can be repeated
     #[arg(long, value_name = "HOST", value_parser = host_name)]
     pub(crate) lost: Vec<HostName>,
+    /// This host, which --assume-empty or --lost names, answers with an error or is not in the
+    /// config, and has been fenced off: no application reaches it any more. Can be repeated
+    #[arg(long, value_name = "HOST", value_parser = host_name)]
+    pub(crate) fenced: Vec<HostName>,
 }
 
 /// A host's name, which the config need not contain.

@@ -442,7 +442,8 @@ that has lost the \
 open of a decided shard opens it again. Where a repair would give up rows that a host has, or may \
 have, it says so \
 and does nothing (exit code 4) until --give-up names that host. Such a host must not come back as \
-it was.
+it was. A host that answers, even with an error, is not gone: it may serve the shard. It is given \
+up only where --fenced says that no application reaches it any more.
 
 Examples:
   pgshard moves repair 7 --plan
@@ -456,6 +457,10 @@ pub(crate) struct MovesRepair {
     /// Give up what this host has of the shard; may be said more than once
     #[arg(long, value_name = "HOST")]
     pub(crate) give_up: Vec<String>,
+    /// This host, which --give-up names, answers, and has been fenced off: no application reaches
+    /// it any more; can be repeated
+    #[arg(long, value_name = "HOST")]
+    pub(crate) fenced: Vec<String>,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,

@@ -1,7 +1,6 @@
 //! `pgshard bootstrap`: creates what the hosts lack.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,6 +13,7 @@ use pgshard::schema::{self, HostFault, ShardFault};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::args::Bootstrap;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -21,10 +21,7 @@ use crate::output::{Align, Format, Output, seconds};
 
 /// Creates the control schema, the shards, and runs the migrations, on all hosts or on these.
 pub(crate) async fn run(
-    only: &[String],
-    assume_empty: &[String],
-    lost: &[HostName],
-    jobs: NonZeroUsize,
+    args: &Bootstrap,
     config: Option<&Path>,
     output: &Output,
 ) -> Result<Exit, Failure> {
@@ -35,10 +32,11 @@ pub(crate) async fn run(
         all,
         context::migrations(&config)?,
     )
-    .only(context::hosts(&config, only)?)
-    .vouched(context::hosts(&config, assume_empty)?)
-    .lost(lost.iter().cloned().collect())
-    .width(jobs);
+    .only(context::hosts(&config, &args.hosts)?)
+    .vouched(context::hosts(&config, &args.assume_empty)?)
+    .lost(args.lost.iter().cloned().collect())
+    .fenced(args.fenced.iter().cloned().collect())
+    .width(args.jobs);
     let identities = context::identities(&config).await?;
     warn_without_migrations(&config, output);
     let watcher = Watcher::new(output);
@@ -92,7 +90,7 @@ pub(super) fn exit(report: &Report) -> Exit {
     let refused = |host: &HostReport| {
         matches!(
             host.fault,
-            Some(HostFault::Refused(_) | HostFault::Drift(_))
+            Some(HostFault::Refused(_) | HostFault::Drift(_) | HostFault::NotGone { .. })
         ) || host.failed.values().any(drift)
     };
     // Shards that are only on their way are no failure: a later run does them, whether this one did

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
+use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::Check;
+use crate::commands::findings::{self, Believed, Folder, Look};
 use crate::commands::relocate;
 use crate::context::{self, FoundMap};
 use crate::exit::Exit;
@@ -60,70 +61,6 @@ impl Report<'_> {
     }
 }
 
-/// In how many looks an alarm is seen before it is believed.
-const LOOKS: u32 = 3;
-
-/// How often the hosts are asked at most: an alarm may have begun after the first look.
-const LOOKS_MAX: u32 = 6;
-
-/// Long enough for an open that is under way to reach both hosts.
-pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
-
-/// What an alarm is about: its code, the host, one of its shards.
-type Alarm = (&'static str, Option<HostName>, Option<ShardId>);
-
-/// Which alarms are believed. The hosts do not answer at the same instant: a shard that is opened
-/// in between is seen on two hosts, and nobody should follow the remedy for that in vain. A real
-/// alarm is seen every time; that there is one each time does not make it real, since many shards
-/// may move.
-#[derive(Default)]
-pub(super) struct Doubts {
-    looks: u32,
-    /// In how many looks each alarm was seen, with gaps too: a host may answer now and then.
-    seen: BTreeMap<Alarm, u32>,
-}
-
-impl Doubts {
-    /// Takes in what a look has found. Returns whether the hosts have to be asked again; if not,
-    /// the alarms that are not believed are warnings.
-    pub(super) fn remain(&mut self, findings: &mut [Finding]) -> bool {
-        self.looks += 1;
-        for alarm in findings.iter().flat_map(alarms) {
-            *self.seen.entry(alarm).or_default() += 1;
-        }
-        let is_believed = |alarm: Alarm| self.seen.get(&alarm).is_some_and(|times| *times >= LOOKS);
-        if self.looks < LOOKS_MAX && !findings.iter().flat_map(alarms).all(is_believed) {
-            return true;
-        }
-        for finding in findings
-            .iter_mut()
-            .filter(|one| one.severity == Severity::Alarm)
-        {
-            if !alarms(finding).any(is_believed) {
-                finding.severity = Severity::Warning;
-                finding.message +=
-                    &format!(" (seen in fewer than {LOOKS} of {} looks)", self.looks);
-                finding.remedy =
-                    format!("run `pgshard check` again; if it stays, {}", finding.remedy);
-            }
-        }
-        false
-    }
-}
-
-/// The alarms in a finding, one for each of its shards.
-fn alarms(finding: &Finding) -> impl Iterator<Item = Alarm> {
-    let shards: Vec<Option<ShardId>> = match finding.shards.as_slice() {
-        [] => vec![None],
-        shards => shards.iter().copied().map(Some).collect(),
-    };
-    let is_alarm = finding.severity == Severity::Alarm;
-    shards
-        .into_iter()
-        .filter(move |_| is_alarm)
-        .map(|shard| (finding.code, finding.host.clone(), shard))
-}
-
 /// Compares the config, the map and the hosts, and names every difference.
 pub(crate) async fn run(
     args: &Check,
@@ -131,50 +68,23 @@ pub(crate) async fn run(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    // A folder that cannot be used is a finding like any other; the shards are compared with each
-    // other then.
-    let (migrations, unusable) = context::usable_migrations(&config);
-    let folder = config
-        .cluster
-        .migrations
-        .as_ref()
-        .filter(|_| unusable.is_none())
-        .map(|_| &migrations);
-    let mut doubts = Doubts::default();
-    let (map, survey, findings) = loop {
-        let FoundMap { map, lost } = context::map_or_last(&config).await?;
-        // Side by side: who does not answer is waited for once.
-        let identities = schema::identities(context::all_hosts(&config));
-        let (survey, identities) = tokio::join!(context::survey_with_clocks(&config), identities);
-        let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
-        findings.extend(lost.map(|lost| Finding::damaged_map(lost.error.to_string())));
-        findings.extend(
-            unusable
-                .iter()
-                .flat_map(context::mistakes)
-                .map(Finding::unusable_migrations),
-        );
-        let identities = identities.findings();
-        // That a host does not answer at all is said once.
-        let heard = |host: &HostName| survey.get(host).is_some_and(Result::is_ok);
-        let new =
-            |one: &Finding| one.code != "identity_unread" || one.host.as_ref().is_some_and(heard);
-        findings.extend(identities.into_iter().filter(new));
-        let hosts = config
-            .hosts
-            .values()
-            .map(|host| (&host.name, &host.connect));
-        findings.extend(schema::exposed(
-            hosts,
-            &config.path,
-            config.cluster.migrations.as_deref(),
-        ));
-        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        if !doubts.remain(&mut findings) {
-            break (map, survey, findings);
-        }
-        tokio::time::sleep(BETWEEN_LOOKS).await;
+    let folder = Folder::of(&config);
+    let FoundMap { map, lost } = context::map_or_last(&config).await?;
+    let at = Timestamp::now();
+    // Side by side: a host that does not answer is waited for once.
+    let identities = schema::identities(context::all_hosts(&config));
+    let (survey, identities) = tokio::join!(context::survey_with_clocks(&config), identities);
+    let about_map = lost.map(|lost| Finding::damaged_map(lost.error.to_string()));
+    let mut look = Look {
+        map: Some(map),
+        about_map: about_map.into_iter().collect(),
+        seen_at: survey.keys().map(|host| (host.clone(), at)).collect(),
+        survey,
+        identities,
     };
+    let none = Believed::default();
+    let (findings, _) = findings::find(&config, &folder, &mut look, None, &none).await;
+    let (survey, migrations) = (look.survey, folder.migrations);
     if args.rows || args.movable {
         needs_owner(&survey)?;
     }
@@ -200,7 +110,7 @@ pub(crate) async fn run(
             }
             if ok {
                 output.data("ok");
-                output.pairs(&checked(&config, &map, &migrations, &survey));
+                output.pairs(&checked(&config, look.map.as_ref(), &migrations, &survey));
             } else {
                 output.note(summary(&findings));
             }
@@ -226,8 +136,8 @@ fn needs_owner(survey: &Survey) -> Result<(), Failure> {
     Err(Failure::usage(error).hint(format!("use a config whose urls have the role {owner}")))
 }
 
-/// Adds what takes longer to find: about the sources of IDs always, about definitions and rows if
-/// they are asked for. With rows, it also gives the largest ID of each shard.
+/// Adds what takes longer to find: about definitions and rows, if requested. With rows, it also
+/// gives the largest ID of each shard.
 async fn deeper(
     args: &Check,
     config: &Config,
@@ -255,7 +165,6 @@ async fn deeper(
             .iter()
             .map(|(host, _)| (host.name.clone(), host.connect.clone()))
     };
-    findings.extend(schema::sources(hosts()).await);
     if args.ddl || args.movable {
         let definitions = schema::definitions(hosts()).await;
         findings.extend(
@@ -355,7 +264,7 @@ fn summary(findings: &[Finding]) -> String {
 /// What was looked at.
 fn checked(
     config: &Config,
-    map: &ShardMap,
+    map: Option<&ShardMap>,
     migrations: &Migrations,
     survey: &Survey,
 ) -> Vec<(&'static str, String)> {
@@ -368,72 +277,11 @@ fn checked(
         ("config", config.path.display().to_string()),
         (
             "map",
-            format!("version {}, {} shards", map.version(), map.shards()),
+            map.map_or_else(String::new, |map| {
+                format!("version {}, {} shards", map.version(), map.shards())
+            }),
         ),
         ("hosts", hosts.collect::<Vec<_>>().join(", ")),
         ("migrations", migrations.iter().len().to_string()),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn finding(severity: Severity, shards: &[u16]) -> Finding {
-        let shards = shards
-            .iter()
-            .map(|shard| ShardId::new(*shard).unwrap())
-            .collect();
-        let (message, remedy) = ("it is served twice".to_owned(), "look".to_owned());
-        Finding {
-            severity,
-            code: "served_twice",
-            host: None,
-            shards,
-            message,
-            remedy,
-        }
-    }
-
-    /// The alarms that are left after looks that find these, and how many looks there were. None is
-    /// left out.
-    fn left(looks: &[&[u16]]) -> (Vec<Vec<u16>>, usize) {
-        let mut doubts = Doubts::default();
-        for (at, shards) in looks.iter().enumerate() {
-            let mut findings = vec![finding(Severity::Warning, &[9])];
-            findings.extend((!shards.is_empty()).then(|| finding(Severity::Alarm, shards)));
-            if !doubts.remain(&mut findings) {
-                let last = looks[at].iter().all(|shard| {
-                    findings
-                        .iter()
-                        .any(|one| one.shards.iter().any(|its| its.get() == *shard))
-                });
-                assert!(last, "{looks:?}: {findings:?}");
-                let alarms = findings
-                    .iter()
-                    .filter(|finding| finding.severity == Severity::Alarm);
-                let shards =
-                    alarms.map(|alarm| alarm.shards.iter().map(|shard| shard.get()).collect());
-                return (shards.collect(), at + 1);
-            }
-        }
-        panic!("the hosts are not asked for ever")
-    }
-
-    #[test]
-    fn alarms_are_believed_that_are_seen_every_time() {
-        assert_eq!(left(&[&[]]), (vec![], 1));
-        assert_eq!(left(&[&[1], &[]]), (vec![], 2));
-        assert_eq!(left(&[&[1], &[1], &[1]]), (vec![vec![1]], 3));
-        // While a host is emptied, each look may meet another shard.
-        assert_eq!(left(&[&[1], &[2], &[3], &[4], &[5], &[6]]), (vec![], 6));
-        assert_eq!(left(&[&[1, 7], &[2, 7], &[7]]), (vec![vec![7]], 3));
-        // One of the two hosts answers now and then.
-        assert_eq!(
-            left(&[&[1, 7], &[1], &[1, 7], &[2], &[1, 7]]),
-            (vec![vec![1, 7]], 5)
-        );
-        // It has begun meanwhile.
-        assert_eq!(left(&[&[1], &[7], &[7], &[7]]), (vec![vec![7]], 4));
-    }
 }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
+use pgshard::pg::HostState;
 use pgshard::pg::cause::chain;
 use pgshard::pg::{ConnectError, Sessions};
 use pgshard::schema::{
@@ -19,7 +21,7 @@ use pgshard::schema::{
 };
 use pgshard::store::{MapStore, StoreError};
 
-use super::check::{BETWEEN_LOOKS, Doubts};
+use super::findings::{self, Believed, Folder, Look, late};
 use crate::context;
 
 /// How much the hosts are asked.
@@ -27,8 +29,7 @@ use crate::context;
 pub(super) enum Depth {
     /// What the metrics have.
     Metrics,
-    /// What the pages of the console show, too: settings, sizes and writes of shards, everything
-    /// that `check` finds.
+    /// What the pages of the console show, too: settings, sizes and writes of shards.
     Pages,
 }
 
@@ -48,11 +49,10 @@ pub(super) struct Gathered {
     pub(super) migrations: Migrations,
     /// What is wrong in that folder: file and mistake.
     pub(super) mistakes: Vec<(String, String)>,
-    /// What `schema::check` finds.
+    /// Everything that `pgshard check` finds, the worst first.
     pub(super) findings: Vec<Finding>,
-    /// What else `pgshard check` finds, if pages were asked for: about identities, sources of IDs,
-    /// the config's file.
-    pub(super) further: Vec<Finding>,
+    /// What the next look need not doubt.
+    pub(super) believed: Believed,
     /// Every shard of every move that the hosts remember.
     pub(super) entries: Vec<Entry>,
     pub(super) took: Duration,
@@ -68,8 +68,10 @@ impl Gathered {
 /// One host of the config.
 #[derive(Default)]
 pub(super) struct Host {
-    /// Whether it answered within the limit.
-    pub(super) is_up: bool,
+    /// In which state it is; `None` before the first look.
+    pub(super) state: Option<HostState>,
+    /// When it was read last, if that succeeded.
+    pub(super) seen_at: Option<Timestamp>,
     /// How many shards it says that it serves.
     pub(super) shards: Option<usize>,
     pub(super) load: Option<HostLoad>,
@@ -80,30 +82,49 @@ pub(super) struct Host {
     pub(super) measured: Option<(Instant, BTreeMap<ShardId, Measure>)>,
 }
 
+impl Host {
+    /// Whether it was read within the limit.
+    pub(super) fn is_read(&self) -> bool {
+        self.state == Some(HostState::Serving)
+    }
+
+    /// Whether its server answers, even if it refuses us.
+    pub(super) fn is_up(&self) -> bool {
+        self.state.is_some_and(HostState::is_up)
+    }
+}
+
 /// What hosts said of their clocks before, for those that need not say it again.
 pub(super) type Clocks = BTreeMap<HostName, ClockFacts>;
 
-/// Asks config, map and hosts. A host in `clocks` is not asked for its clocks, which cost it more
-/// than all else.
+/// What is kept from one look to the next.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// Clocks are not read again of a host in it: they cost it more than all else.
+    pub(super) clocks: Clocks,
+    pub(super) believed: Believed,
+}
+
+/// Reads config, map and hosts.
 pub(super) async fn gather(
     path: &Path,
     bound: Duration,
     depth: Depth,
-    clocks: &Clocks,
+    kept: &Kept,
     sessions: &Sessions,
 ) -> Gathered {
     let began = Instant::now();
     let mut gathered = Gathered::default();
     match context::config(Some(path)) {
         Ok(config) => {
-            let look = Look {
+            let request = Request {
                 config: &config,
                 bound,
                 depth,
-                clocks,
+                kept,
                 sessions,
             };
-            hosts(&look, &mut gathered).await;
+            hosts(&request, &mut gathered).await;
             gathered.config = Some(config);
         }
         Err(failure) => {
@@ -116,52 +137,82 @@ pub(super) async fn gather(
 }
 
 /// One look: at what, how deep, and over which sessions.
-struct Look<'a> {
+struct Request<'a> {
     config: &'a Config,
     bound: Duration,
     depth: Depth,
-    clocks: &'a Clocks,
+    kept: &'a Kept,
     sessions: &'a Sessions,
 }
 
-async fn hosts(look: &Look<'_>, gathered: &mut Gathered) {
-    let Look {
+async fn hosts(request: &Request<'_>, gathered: &mut Gathered) {
+    let Request {
         config,
         bound,
-        depth,
+        kept,
         ..
-    } = *look;
-    let asked = join_all(config.hosts.values().map(|host| ask(look, host)));
+    } = *request;
+    let asked = join_all(config.hosts.values().map(|host| ask(request, host)));
     let map_store = config.map_store();
     let map = tokio::time::timeout(bound, map_store.load());
-    let (answers, map) = tokio::join!(asked, map);
+    let identities = tokio::time::timeout(bound, schema::identities(context::all_hosts(config)));
+    let (answers, map, identities) = tokio::join!(asked, map, identities);
+    let (map, about_map) = match map {
+        Ok(Ok(map)) => (Some(map), None),
+        Ok(Err(error)) => (None, Some(no_map(&error))),
+        Err(_) => {
+            let why = "its database did not answer in time";
+            (None, Some(Finding::unreachable_map(why)))
+        }
+    };
+    let mut look = Look {
+        map,
+        about_map: about_map.into_iter().collect(),
+        survey: Survey::new(),
+        seen_at: BTreeMap::new(),
+        identities: identities.unwrap_or_default(),
+    };
     for Answer {
         name,
+        at,
         facts,
-        mut host,
+        host,
         entries,
     } in answers
     {
         gathered.entries.extend(entries);
-        let control = facts.as_ref().ok().and_then(|facts| facts.control.as_ref());
-        host.shards = control.map(|control| {
-            control
-                .shards
-                .values()
-                .filter(|row| row.state.is_owner())
-                .count()
-        });
-        host.is_up = facts.is_ok();
+        if facts.is_ok() {
+            look.seen_at.insert(name.clone(), at);
+        }
         gathered.hosts.insert(name.clone(), host);
-        gathered.survey.insert(name, facts);
+        look.survey.insert(name, facts);
     }
-    match map {
-        Ok(Ok(map)) => judge(config, map, bound, depth, gathered).await,
-        Ok(Err(error)) => gathered.findings.push(no_map(&error)),
-        Err(_) => gathered.findings.push(Finding::unreachable_map(
-            "its database did not answer in time",
-        )),
+    let folder = Folder::of(config);
+    let found = findings::find(config, &folder, &mut look, Some(bound), &kept.believed);
+    (gathered.findings, gathered.believed) = found.await;
+    for (name, host) in &mut gathered.hosts {
+        host.seen_at = look.seen_at.get(name).copied();
+        let facts = look.survey.get(name);
+        host.state = facts.map(|facts| match facts {
+            Ok(_) => HostState::Serving,
+            Err(error) => error.host_state(),
+        });
+        let control = facts.and_then(|facts| facts.as_ref().ok()?.control.as_ref());
+        host.shards = control.map(|control| {
+            let rows = control.shards.values();
+            rows.filter(|row| row.state.is_owner()).count()
+        });
     }
+    let mistakes = folder
+        .unusable
+        .iter()
+        .flat_map(|error| error.mistakes.iter().zip(context::mistakes(error)));
+    gathered.mistakes = mistakes
+        .map(|(mistake, words)| (mistake.file().to_owned(), words))
+        .collect();
+    gathered.migrations = folder.migrations;
+    gathered.survey = look.survey;
+    gathered.map = look.map;
 }
 
 /// What to do differs: a map that is damaged is made again, one that is out of reach is not.
@@ -175,109 +226,10 @@ fn no_map(error: &StoreError) -> Finding {
     }
 }
 
-/// Compares what the hosts say with the map, and with each other.
-async fn judge(
-    config: &Config,
-    mut map: ShardMap,
-    bound: Duration,
-    depth: Depth,
-    gathered: &mut Gathered,
-) {
-    let (migrations, unusable) = context::usable_migrations(config);
-    let folder = config
-        .cluster
-        .migrations
-        .as_ref()
-        .filter(|_| unusable.is_none())
-        .map(|_| &migrations);
-    let cluster = context::cluster(config);
-    gathered.findings = schema::check(&map, &gathered.survey, &cluster, folder);
-    let mut doubts = Doubts::default();
-    // A shard that is opened while the hosts answer is seen on two of them. `check` looks again,
-    // too.
-    while depth == Depth::Pages && doubts.remain(&mut gathered.findings) {
-        tokio::time::sleep(BETWEEN_LOOKS).await;
-        let heard = heard(config, &gathered.survey);
-        if let Ok(Ok(newer)) = tokio::time::timeout(bound, config.map_store().load()).await {
-            map = newer;
-        }
-        if let Ok(again) = tokio::time::timeout(bound, schema::survey(heard)).await {
-            for (name, facts) in again {
-                let clock = gathered
-                    .survey
-                    .get(&name)
-                    .and_then(|facts| facts.as_ref().ok()?.clock.clone());
-                gathered
-                    .survey
-                    .insert(name, facts.map(|facts| HostFacts { clock, ..facts }));
-            }
-        }
-        gathered.findings = schema::check(&map, &gathered.survey, &cluster, folder);
-    }
-    gathered.findings.extend(
-        unusable
-            .iter()
-            .flat_map(context::mistakes)
-            .map(Finding::unusable_migrations),
-    );
-    let mistakes = unusable
-        .iter()
-        .flat_map(|error| error.mistakes.iter().zip(context::mistakes(error)));
-    gathered.mistakes = mistakes
-        .map(|(mistake, words)| (mistake.file().to_owned(), words))
-        .collect();
-    if depth == Depth::Pages {
-        gathered.further = further(config, &gathered.survey, bound).await;
-    }
-    gathered.migrations = migrations;
-    gathered.map = Some(map);
-}
-
-/// The hosts that answered.
-fn heard(config: &Config, survey: &Survey) -> Vec<(HostName, pgshard::pg::ConnectOptions)> {
-    let mut hosts = context::all_hosts(config);
-    hosts.retain(|(name, _)| survey.get(name).is_some_and(Result::is_ok));
-    hosts
-}
-
-/// What `pgshard check` finds beside the comparison with the map.
-async fn further(config: &Config, survey: &Survey, bound: Duration) -> Vec<Finding> {
-    let answered = heard(config, survey);
-    let with_control = answered.iter().filter(|(name, _)| {
-        survey
-            .get(name)
-            .and_then(|facts| facts.as_ref().ok())
-            .is_some_and(|facts| facts.control.is_some())
-    });
-    let with_control: Vec<_> = with_control.cloned().collect();
-    let identities = async {
-        let findings = tokio::time::timeout(bound, schema::identities(answered)).await;
-        findings
-            .map(|identities| identities.findings())
-            .unwrap_or_default()
-    };
-    let sources = async {
-        tokio::time::timeout(bound, schema::sources(with_control))
-            .await
-            .unwrap_or_default()
-    };
-    let (mut found, sources) = tokio::join!(identities, sources);
-    found.extend(sources);
-    let hosts = config
-        .hosts
-        .values()
-        .map(|host| (&host.name, &host.connect));
-    found.extend(schema::exposed(
-        hosts,
-        &config.path,
-        config.cluster.migrations.as_deref(),
-    ));
-    found
-}
-
 /// What a host says of itself.
 struct Answer {
     name: HostName,
+    at: Timestamp,
     facts: Result<HostFacts, FactsError>,
     host: Host,
     entries: Vec<Entry>,
@@ -285,15 +237,16 @@ struct Answer {
 
 /// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host
 /// waits for it.
-async fn ask(look: &Look<'_>, host: &HostConfig) -> Answer {
-    let Look {
+async fn ask(request: &Request<'_>, host: &HostConfig) -> Answer {
+    let Request {
         config,
         bound,
         depth,
-        clocks,
+        kept,
         sessions,
-    } = *look;
-    let (name, connect) = (host.name.clone(), &host.connect);
+    } = *request;
+    let clocks = &kept.clocks;
+    let (name, connect, at) = (host.name.clone(), &host.connect, Timestamp::now());
     let facts = async {
         let unreachable = |source| FactsError::Unreachable { source };
         let session = sessions.get(connect).await.map_err(unreachable)?;
@@ -339,17 +292,11 @@ async fn ask(look: &Look<'_>, host: &HostConfig) -> Answer {
         tokio::time::timeout(bound, load),
         tokio::time::timeout(bound, mover.list_all())
     );
-    let late = || {
-        let source = ConnectError::TimedOut {
-            to: connect.to_string(),
-            timeout_ms: bound.as_millis(),
-        };
-        Err(FactsError::Unreachable { source })
-    };
     let (facts, load, heard) = all;
     Answer {
         name,
-        facts: facts.unwrap_or_else(|_| late()),
+        at,
+        facts: facts.unwrap_or_else(|_| Err(late(connect, bound))),
         host: load.unwrap_or_default(),
         entries: heard.map(|heard| heard.found).unwrap_or_default(),
     }

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 pub(super) use self::cells::Level;
 use self::cells::Picture;
-use super::check::{BETWEEN_LOOKS, Doubts};
+use super::findings::{BETWEEN_LOOKS, Doubts};
 use super::measure::weigh;
 use crate::args::MapShow;
 use crate::confirm::{Consent, confirm};
@@ -251,13 +251,13 @@ async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<Sha
     let mut doubts = Doubts::default();
     let (survey, rebuilt) = loop {
         let survey = context::survey(config).await;
-        let mut rebuilt = schema::rebuild_map(map, &survey);
-        if !doubts.remain(&mut rebuilt.notes) {
+        let rebuilt = schema::rebuild_map(map, &survey);
+        if !doubts.remain(&rebuilt.notes) {
             break (survey, rebuilt);
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
-    for note in &rebuilt.notes {
+    for note in &doubts.judge(rebuilt.notes).0 {
         let host = note
             .host
             .as_ref()

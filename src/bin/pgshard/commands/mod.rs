@@ -11,6 +11,7 @@ mod demo;
 mod dev;
 mod explain;
 mod exporter;
+mod findings;
 mod gather;
 mod host;
 mod id;
@@ -67,17 +68,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
     match args.command {
         Command::Init(args) => run_init(args, config, output).await,
         Command::Check(args) => check::run(&args, config, output).await,
-        Command::Bootstrap(args) => {
-            bootstrap::run(
-                &args.hosts,
-                &args.assume_empty,
-                &args.lost,
-                args.jobs,
-                config,
-                output,
-            )
-            .await
-        }
+        Command::Bootstrap(args) => bootstrap::run(&args, config, output).await,
         Command::Rights(args) => {
             let printed = if args.migration {
                 rights::As::Migration

@@ -263,14 +263,7 @@ fn choice(plan: &RepairPlan) -> Decision {
         .iter()
         .map(|says| format!("{} {}", says.host, says.says))
         .collect();
-    let command = |way: &RepairWay| {
-        let flags: Vec<String> = way
-            .give_up
-            .iter()
-            .map(|host| format!("--give-up {host}"))
-            .collect();
-        format!("pgshard moves repair {shard} {}", flags.join(" "))
-    };
+    let command = |way: &RepairWay| format!("pgshard moves repair {shard} {}", way.flags());
     Decision {
         shards: vec![shard],
         what: format!("the rows of one host must be given up: {}", said.join("; ")),

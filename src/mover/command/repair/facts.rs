@@ -15,6 +15,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::worker::Worker;
+use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
@@ -30,8 +31,22 @@ pub(super) struct Said {
 pub(super) enum Answer {
     /// It says this.
     Known(Box<Known>),
-    /// It says nothing, for this reason.
-    Silent(String),
+    /// It reports nothing about the shard.
+    Silent(Silence),
+}
+
+/// Why a host reports nothing about the shard.
+#[derive(Clone, Debug)]
+pub(super) struct Silence {
+    pub(super) state: HostState,
+    pub(super) why: String,
+}
+
+impl Answer {
+    fn silent(state: HostState, why: impl Into<String>) -> Answer {
+        let why = why.into();
+        Answer::Silent(Silence { state, why })
+    }
 }
 
 /// Everything that one host says about the shard.
@@ -123,7 +138,7 @@ pub(super) struct JournaledMove {
 }
 
 /// Asks all hosts of the config, each in one snapshot. Hosts that others name, but the config does
-/// not, count as silent.
+/// not, count as [`HostState::NotAsked`].
 ///
 /// # Errors
 /// [`Error::ControlOld`] and [`Error::AtWork`]: those must be put right, or waited for, first.
@@ -142,7 +157,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
                 | Error::OtherHost { .. }
                 | Error::OtherCluster { .. }),
             ) => return Err(error),
-            Err(error) => Answer::Silent(chain(&error)),
+            Err(error) => Answer::silent(error.host_state(), chain(&error)),
         };
         all.push(Said { host, answer });
     }
@@ -165,7 +180,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
         if !all.iter().any(|said| said.host == host) {
             all.push(Said {
                 host,
-                answer: Answer::Silent("the config does not name it".to_owned()),
+                answer: Answer::silent(HostState::NotAsked, "the config does not name it"),
             });
         }
     }
@@ -197,15 +212,13 @@ fn named(said: &Said) -> Vec<HostName> {
 async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answer, Error> {
     let session = context.hosts.open(host).await?.for_shard(shard);
     if !session.is_bootstrapped().await? {
-        return Ok(Answer::Silent(
-            "its database has no control schema: it is empty, or belongs to another program"
-                .to_owned(),
-        ));
+        return empty(&session, context).await;
     }
     let unreadable = |table: &str| {
-        Ok(Answer::Silent(format!(
-            "its row of the shard in {table} cannot be read"
-        )))
+        Ok(Answer::silent(
+            HostState::AnswersWithError,
+            format!("its row of the shard in {table} cannot be read"),
+        ))
     };
     let names = Names {
         schema: context.prefix.schema(shard),
@@ -241,6 +254,32 @@ async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answe
     known.copies = copies(&session, shard, &names).await?;
     session.batch(WHAT, "COMMIT").await?;
     Ok(Answer::Known(Box::new(known)))
+}
+
+/// The answer of a host without a whole control schema. It serves nothing if there is nothing of
+/// ours; with a damaged control schema, or with shards beside none, it may serve them.
+///
+/// Locks: none.
+async fn empty(session: &Session, context: &Context) -> Result<Answer, Error> {
+    let sql =
+        "SELECT coalesce(string_agg(nspname, ', '), '') FROM (SELECT nspname FROM pg_namespace
+        WHERE nspname = 'pgshard' OR nspname ~ '[0-9]{4}$' AND starts_with(nspname, $1)
+        ORDER BY 1 LIMIT 3) AS ours";
+    let row = session.row(WHAT, sql, &[&context.prefix.as_str()]).await?;
+    let ours: &str = row.get(0)?;
+    Ok(if ours.is_empty() {
+        Answer::silent(
+            HostState::Serving,
+            "its database has no control schema: it is empty, or belongs to another program",
+        )
+    } else {
+        Answer::silent(
+            HostState::AnswersWithError,
+            format!(
+                "its control schema lacks tables, and its database has schemas of ours: {ours}"
+            ),
+        )
+    })
 }
 
 const WHAT: &str = "asking what the host knows of the shard";

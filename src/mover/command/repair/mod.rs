@@ -28,14 +28,14 @@ use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::step::old_copy;
 use crate::mover::stream::row_index;
 use crate::pg::cause::chain;
-use crate::pg::quote_ident;
+use crate::pg::{HostState, quote_ident};
 use crate::schema::catalog::{self, Namespace};
 use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 use crate::store;
 
 pub(in crate::mover::command) use facts::{ServerSaid, server};
-pub use plan::{HostSays, Repair, RepairPlan, RepairWay};
+pub use plan::{AnsweringHost, GiveUp, HostSays, Repair, RepairPlan, RepairWay};
 
 /// What the journals say about everything that a repair has ended.
 const WHY: &str =
@@ -45,10 +45,10 @@ const WHY: &str =
 pub(in crate::mover) async fn plan(
     context: &Context,
     shard: ShardId,
-    given_up: &BTreeSet<HostName>,
+    give_up: &GiveUp,
 ) -> Result<RepairPlan, Error> {
     let said = facts::read(context, shard).await?;
-    Ok(RepairPlan::of(shard, &context.prefix, &said, given_up))
+    Ok(RepairPlan::of(shard, &context.prefix, &said, give_up))
 }
 
 /// The same twice, of one answer of the hosts: with nobody given up, and with this host.
@@ -58,11 +58,13 @@ pub(in crate::mover::command) async fn plan_with_and_without(
     host: &HostName,
 ) -> Result<(RepairPlan, RepairPlan), Error> {
     let said = facts::read(context, shard).await?;
-    let without =
-        |given_up: &BTreeSet<HostName>| RepairPlan::of(shard, &context.prefix, &said, given_up);
+    let without = |hosts: BTreeSet<HostName>| {
+        let give_up = GiveUp::default().hosts(hosts);
+        RepairPlan::of(shard, &context.prefix, &said, &give_up)
+    };
     Ok((
-        without(&BTreeSet::new()),
-        without(&BTreeSet::from([host.clone()])),
+        without(BTreeSet::new()),
+        without(BTreeSet::from([host.clone()])),
     ))
 }
 
@@ -78,6 +80,9 @@ pub(in crate::mover) async fn repair(context: &Context, plan: &RepairPlan) -> Re
         Judgement::Fine { host, epoch } => (host, epoch, &[][..]),
         Judgement::Choose(_) | Judgement::Nothing => return Ok(()),
     };
+    if !actions.is_empty() {
+        still_gone(context, plan).await?;
+    }
     let at = Work {
         context,
         shard: plan.shard,
@@ -96,6 +101,32 @@ pub(in crate::mover) async fn repair(context: &Context, plan: &RepairPlan) -> Re
     store::publish_merged(&*context.store, &changes)
         .await
         .map_err(Error::Publish)?;
+    Ok(())
+}
+
+/// Refuses the plan where a host that was given up may serve the shard: it answered, or answers
+/// now.
+async fn still_gone(context: &Context, plan: &RepairPlan) -> Result<(), Error> {
+    if let Some(AnsweringHost {
+        host, state, why, ..
+    }) = plan.answering.iter().find(|one| !one.is_fenced)
+    {
+        return Err(Error::NotGone {
+            host: host.clone(),
+            state: *state,
+            why: why.clone(),
+        });
+    }
+    for host in &plan.gone {
+        let (state, why) = match context.hosts.open_new(host).await {
+            Ok(_) => (HostState::Serving, "it did not a moment ago".to_owned()),
+            Err(error) => (error.host_state(), chain(&error)),
+        };
+        if !state.may_be_gone() {
+            let host = host.clone();
+            return Err(Error::NotGone { host, state, why });
+        }
+    }
     Ok(())
 }
 

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::map::HostName;
-use crate::mover::command::repair::facts::{Answer, Known, Owning, Said};
+use crate::mover::command::repair::facts::{Answer, Known, Owning, Said, Silence};
 use crate::mover::command::repair::judge::{Action, Choice, Judgement, View, judge};
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
+use crate::pg::HostState;
 use crate::shard::{SchemaPrefix, ShardId};
 
 /// What hosts say about a shard, and what can be repaired without losing rows that were
@@ -20,9 +21,58 @@ pub struct RepairPlan {
     pub shard: ShardId,
     /// What each host says first-hand.
     pub hosts: Vec<HostSays>,
+    /// Hosts that were given up, that answer, and that do not report what they have of the shard:
+    /// they may serve it.
+    pub answering: Vec<AnsweringHost>,
     /// What is to be done.
     pub repair: Repair,
     pub(super) judgement: Judgement,
+    /// Hosts that were given up because they cannot be reached.
+    pub(super) gone: Vec<HostName>,
+}
+
+/// What an operator gives up of a shard.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct GiveUp {
+    /// The hosts whose rows of the shard are given up. The config need not name them.
+    pub hosts: BTreeSet<HostName>,
+    /// Hosts that were fenced off: no application reaches them any more. Without this word, a host
+    /// that answers with an error is not given up.
+    pub fenced: BTreeSet<HostName>,
+}
+
+setters!(GiveUp: hosts: BTreeSet<HostName>, fenced: BTreeSet<HostName>);
+
+/// A host that answers, and does not report what it has of a shard.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AnsweringHost {
+    /// The host.
+    pub host: HostName,
+    /// Its state.
+    pub state: HostState,
+    /// What it answers, with the causes.
+    pub why: String,
+    /// Whether an operator has declared it fenced off.
+    pub is_fenced: bool,
+}
+
+impl std::fmt::Display for AnsweringHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let AnsweringHost {
+            host, state, why, ..
+        } = self;
+        match state {
+            HostState::NotAsked => {
+                write!(
+                    f,
+                    "{host} was not contacted, and may serve the shard: {why}"
+                )
+            }
+            state => write!(f, "{host} is not gone, for it {state}: {why}"),
+        }
+    }
 }
 
 /// What one host says about a shard.
@@ -58,6 +108,9 @@ pub enum Repair {
 pub struct RepairWay {
     /// The hosts that an operator must give up for it, with everything that they have of the shard.
     pub give_up: Vec<HostName>,
+    /// Those of them that may serve the shard, for they answer with an error or were not contacted:
+    /// they must have been fenced off.
+    pub to_fence: Vec<HostName>,
     /// The host that serves the shard afterwards.
     pub host: HostName,
     /// What is done, in this order.
@@ -71,7 +124,10 @@ impl RepairPlan {
         shard: ShardId,
         prefix: &SchemaPrefix,
         said: &[Said],
-        given_up: &BTreeSet<HostName>,
+        GiveUp {
+            hosts: given_up,
+            fenced,
+        }: &GiveUp,
     ) -> RepairPlan {
         let names = Names {
             schema: prefix.schema(shard),
@@ -79,6 +135,10 @@ impl RepairPlan {
         let judgement = judge(&View { said, given_up });
         let way = |give_up: &BTreeSet<HostName>, host: &HostName, actions: &[Action]| RepairWay {
             give_up: give_up.iter().cloned().collect(),
+            to_fence: silent(said, give_up)
+                .filter(|(_, silence)| !may_be_given_up(silence.state))
+                .map(|(host, _)| host.clone())
+                .collect(),
             host: host.clone(),
             steps: actions.iter().map(|action| step(action, &names)).collect(),
             at_risk: at_risk(said, give_up, actions, &names),
@@ -99,20 +159,67 @@ impl RepairPlan {
                 says: says(said, &names),
             })
             .collect();
+        let answering = silent(said, given_up)
+            .filter(|(_, silence)| !may_be_given_up(silence.state))
+            .map(|(host, silence)| AnsweringHost {
+                host: host.clone(),
+                state: silence.state,
+                why: silence.why.clone(),
+                is_fenced: fenced.contains(host),
+            })
+            .collect();
+        let gone = silent(said, given_up)
+            .filter(|(host, silence)| silence.state.may_be_gone() && !fenced.contains(*host))
+            .map(|(host, _)| host.clone())
+            .collect();
         RepairPlan {
             shard,
             hosts,
+            answering,
             repair,
             judgement,
+            gone,
         }
     }
+}
+
+impl RepairWay {
+    /// The flags of `pgshard moves repair` that choose this way.
+    pub fn flags(&self) -> String {
+        let give_up = self.give_up.iter().map(|host| format!("--give-up {host}"));
+        let fenced = self.to_fence.iter().map(|host| format!("--fenced {host}"));
+        give_up.chain(fenced).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Those of these hosts that report nothing about the shard.
+fn silent<'a>(
+    said: &'a [Said],
+    hosts: &BTreeSet<HostName>,
+) -> impl Iterator<Item = (&'a HostName, &'a Silence)> {
+    let silent = said.iter().filter_map(|said| match &said.answer {
+        Answer::Silent(silence) => Some((&said.host, silence)),
+        Answer::Known(_) => None,
+    });
+    silent.filter(|(host, _)| hosts.contains(*host))
+}
+
+/// Whether a silent host may be given up by one word: it cannot be reached, or it answers that it
+/// has nothing.
+fn may_be_given_up(state: HostState) -> bool {
+    state.may_be_gone() || state == HostState::Serving
 }
 
 /// What a host says, on one line.
 fn says(said: &Said, names: &Names) -> String {
     let known = match &said.answer {
         Answer::Known(known) => known,
-        Answer::Silent(why) => return format!("says nothing: {why}"),
+        Answer::Silent(Silence { state, why }) => match state {
+            HostState::Serving | HostState::Unreachable | HostState::NotAsked => {
+                return format!("says nothing: {why}");
+            }
+            state => return format!("{state}: {why}"),
+        },
     };
     let mut text = match &known.row {
         None => "does not know it".to_owned(),

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use super::RepairPlan;
-use super::facts::{Answer, Incoming, Known, OldCopy, Owning, Said, ShardSaid};
+use super::facts::{Answer, Incoming, Known, OldCopy, Owning, Said, ShardSaid, Silence};
 use super::judge::{Action, Judgement, View, judge};
 use crate::map::{HostName, ShardEpoch};
 use crate::mover::protocol::names::MoveId;
+use crate::pg::HostState;
 use crate::shard::{SchemaPrefix, ShardId};
 
 fn host(name: &str) -> HostName {
@@ -33,7 +34,10 @@ fn said(name: &str, words: &str) -> Said {
             ["silent"] => {
                 return Said {
                     host: host(name),
-                    answer: Answer::Silent("it is down".to_owned()),
+                    answer: Answer::Silent(Silence {
+                        state: HostState::Unreachable,
+                        why: "it is down".to_owned(),
+                    }),
                 };
             }
             ["serving", at] | ["fenced", at] => {

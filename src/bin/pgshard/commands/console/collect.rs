@@ -20,7 +20,7 @@ use pgshard::schema::{FactsError, HostFacts, Measure};
 use pgshard::store::postgres::Publication;
 use tokio::sync::{Notify, watch};
 
-use super::super::gather::{self, Clocks, Depth, Gathered, gather};
+use super::super::gather::{self, Clocks, Depth, Gathered, Kept, gather};
 use super::super::moves::Meter;
 use super::snapshot::{OpenMove, Snapshot};
 use crate::context;
@@ -188,6 +188,11 @@ impl Task {
             .take()
             .filter(|(asked, _)| asked.elapsed() < CLOCKS_EVERY)
             .unwrap_or((Instant::now(), Clocks::new()));
+        let believed = last.map(|last| last.gathered.believed.clone());
+        let kept = Kept {
+            clocks: kept,
+            believed: believed.unwrap_or_default(),
+        };
         let gathered = gather(
             &self.config,
             self.bound,
@@ -203,8 +208,9 @@ impl Task {
         let mut heard = last.map(|last| last.heard.clone()).unwrap_or_default();
         let at = Timestamp::now();
         heard.retain(|name, _| gathered.hosts.contains_key(name));
-        let answered = gathered.hosts.iter().filter(|(_, host)| host.is_up);
-        heard.extend(answered.map(|(name, _)| (name.clone(), at)));
+        let seen_at =
+            |(name, host): (&HostName, &gather::Host)| Some((name.clone(), host.seen_at?));
+        heard.extend(gathered.hosts.iter().filter_map(seen_at));
         let history = match &gathered.config {
             Some(config) => self.history(config, &gathered, last).await,
             None => Arc::default(),
@@ -218,6 +224,7 @@ impl Task {
         };
         Snapshot {
             at,
+            moves_at: Timestamp::now(),
             map_before: if gathered.map.is_none() {
                 before()
             } else {
@@ -238,8 +245,10 @@ impl Task {
             Some(mover) => self.open_moves(&mover, &snapshot.gathered).await,
             None => Vec::new(),
         };
+        // The rest is from the look before, and as old as that.
         Snapshot {
-            at: Timestamp::now(),
+            at: snapshot.at,
+            moves_at: Timestamp::now(),
             open,
             map_before: snapshot.map_before.clone(),
             heard: snapshot.heard.clone(),
@@ -310,7 +319,7 @@ impl Task {
 fn asking(gathered: &Gathered) -> Option<Mover> {
     let config = gathered.config.as_ref()?;
     let mut hosts = context::all_hosts(config);
-    hosts.retain(|(name, _)| gathered.hosts.get(name).is_some_and(|host| host.is_up));
+    hosts.retain(|(name, _)| gathered.hosts.get(name).is_some_and(gather::Host::is_read));
     Some(gather::mover(config, hosts))
 }
 

@@ -20,6 +20,8 @@ use crate::failure::Failure;
 pub(super) struct Snapshot {
     /// When the look ended.
     pub(super) at: Timestamp,
+    /// When the open moves were read, which is more often.
+    pub(super) moves_at: Timestamp,
     pub(super) gathered: Arc<Gathered>,
     /// The map that was read last, and when, if it cannot be read now.
     pub(super) map_before: Option<Arc<(Timestamp, ShardMap)>>,
@@ -67,7 +69,7 @@ impl Snapshot {
 
     /// Whether the host did not answer.
     pub(super) fn is_silent(&self, name: &HostName) -> bool {
-        self.host(name).is_none_or(|host| !host.is_up)
+        self.host(name).is_none_or(|host| !host.is_read())
     }
 
     /// Why a host said nothing.
@@ -80,14 +82,7 @@ impl Snapshot {
 
     /// Every finding, the worst first.
     pub(super) fn findings(&self) -> Vec<&Finding> {
-        let mut findings: Vec<&Finding> = self
-            .gathered
-            .findings
-            .iter()
-            .chain(&self.gathered.further)
-            .collect();
-        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        findings
+        self.gathered.findings.iter().collect()
     }
 
     /// The worst finding of each shard that has one.
@@ -148,7 +143,11 @@ impl Snapshot {
     /// As for the commands, when there is no such move, several are meant, or a host that was
     /// silent may have another.
     pub(super) fn move_named(&self, text: &str) -> Result<MoveId, Failure> {
-        let silent = self.gathered.hosts.iter().filter(|(_, host)| !host.is_up);
+        let silent = self
+            .gathered
+            .hosts
+            .iter()
+            .filter(|(_, host)| !host.is_read());
         among(
             text,
             &self.gathered.entries,

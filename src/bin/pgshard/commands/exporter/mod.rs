@@ -21,7 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use pgshard::pg::Sessions;
 use tokio::sync::Mutex;
 
-use super::gather::{Clocks, Depth, gather};
+use super::gather::{Depth, Kept, gather};
 use super::listen::{self, HEADER_TIMEOUT};
 use super::watching;
 use crate::args::Exporter;
@@ -40,8 +40,15 @@ struct Shared {
     config: PathBuf,
     floor: Duration,
     bound: Duration,
-    last: Mutex<Option<(Instant, Bytes)>>,
+    last: Mutex<Last>,
     sessions: Sessions,
+}
+
+/// The last answer, and what the next look need not doubt.
+#[derive(Default)]
+struct Last {
+    answer: Option<(Instant, Bytes)>,
+    kept: Kept,
 }
 
 /// Answers scrapes until Ctrl-C.
@@ -130,21 +137,22 @@ impl Shared {
     /// that ask meanwhile.
     async fn scrape(&self) -> Bytes {
         let mut last = self.last.lock().await;
-        if let Some((at, text)) = &*last
+        if let Some((at, text)) = &last.answer
             && at.elapsed() < self.floor
         {
             return text.clone();
         }
-        let clocks = Clocks::new();
         let gathered = gather(
             &self.config,
             self.bound,
             Depth::Metrics,
-            &clocks,
+            &last.kept,
             &self.sessions,
-        );
-        let text = Bytes::from(written(&gathered.await));
-        *last = Some((Instant::now(), text.clone()));
+        )
+        .await;
+        let text = Bytes::from(written(&gathered));
+        last.kept.believed = gathered.believed;
+        last.answer = Some((Instant::now(), text.clone()));
         text
     }
 }

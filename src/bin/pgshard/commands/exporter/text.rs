@@ -85,8 +85,8 @@ fn hosts(page: &mut Page, hosts: &BTreeMap<HostName, Host>) {
     each(
         "pgshard_host_up",
         "gauge",
-        "Whether the host answered in time.",
-        &|host| Some(truth(host.is_up)),
+        "Whether the host's server answers, even if it refuses us.",
+        &|host| Some(truth(host.is_up())),
     );
     each(
         "pgshard_host_shards",

@@ -38,6 +38,8 @@ pub(crate) enum ListedHost {
         standbys: Option<u32>,
         lag_bytes: Option<u64>,
         lag_ms: Option<f64>,
+        /// Whether no commit ends, because too few synchronous standbys stream.
+        commits_wait: bool,
     },
     Silent {
         error: String,
@@ -90,6 +92,18 @@ pub(crate) async fn list(
         .iter()
         .filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));
     let mut exit = Exit::Done;
+    for (name, answer) in &answers {
+        if answer.as_ref().is_ok_and(|facts| facts.commits_wait) {
+            output.error_with_remedy(
+                format_args!(
+                    "host {name}: no commit ends there: each waits for standbys that \
+                        synchronous_standby_names asks for, and too few of them stream"
+                ),
+                "start such a standby, or correct that setting",
+            );
+            exit = Exit::Failed;
+        }
+    }
     for (name, Silent { error, remedy }) in silent {
         output.error_with_remedy(format_args!("host {name}: {error}"), remedy);
         exit = Exit::Failed;
@@ -141,6 +155,7 @@ impl ListedHost {
             standbys: facts.standbys,
             lag_bytes: facts.lag_bytes,
             lag_ms: facts.lag_ms.map(|ms| (ms * 100.0).round() / 100.0),
+            commits_wait: facts.commits_wait,
         }
     }
 }

@@ -388,10 +388,14 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             format!("end those transactions, then `pgshard moves resume {id}`")
         }
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
-        Error::Connect { host, .. } => format!(
+        Error::Connect { host, source } if source.host_state().may_be_gone() => format!(
             "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says \
                 how far it is. If the \
              host is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
+        ),
+        Error::Connect { source, .. } => format!(
+            "{}; then `pgshard moves resume {id}`; `pgshard moves show {id}` says how far it is",
+            source.remedy()
         ),
         Error::LeaseLost { .. } => {
             format!("`pgshard moves show {id}` says what became of it, and who works on it")
@@ -445,10 +449,14 @@ fn is_refused_for_good(error: &tokio_postgres::Error) -> bool {
 /// What to do about an old copy that was not dropped.
 fn to_complete(shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
-        Error::Connect { host, .. } => format!(
+        Error::Connect { host, source } if source.host_state().may_be_gone() => format!(
             "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If \
                 it is gone for good: \
              `pgshard moves repair {shard} --give-up {host} --plan`"
+        ),
+        Error::Connect { source, .. } => format!(
+            "the old copy is kept; {}; then `pgshard moves complete {id}` again",
+            source.remedy()
         ),
         Error::Interrupted { .. } => format!(
             "the old copy is kept, the way back perhaps not; `pgshard moves complete {id}` drops \
@@ -527,6 +535,10 @@ pub(crate) fn failure(error: Error) -> Failure {
             "`pgshard moves show {id}` says more; `pgshard moves complete {id} --unaudited` drops \
                 it all the same"
         )),
+        Error::CommitWaits { .. } => Failure::new(Exit::Failed, error).hint(
+            "have its commits end: start a standby that synchronous_standby_names waits for, or \
+                correct that setting; then the same command again",
+        ),
         Error::Connect { ref source, .. } => {
             let hint = format!("{}; then the same command again", source.remedy());
             Failure::new(Exit::Failed, error).hint(hint)
@@ -547,6 +559,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::AtWork { .. }
         | Error::TooLate { .. }
         | Error::NotNow { .. }
+        | Error::NotGone { .. }
         | Error::Unaudited { .. }
         | Error::Lost { .. }
         | Error::NoRollback { .. } => Exit::Refused,

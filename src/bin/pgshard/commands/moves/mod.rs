@@ -290,6 +290,10 @@ fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
                 format!("`pgshard moves repair {shard} --plan` says what can be done")
             }
             Error::Connect { source, .. } => format!("{}; then look again", source.remedy()),
+            Error::CommitWaits { .. } => "have its commits end: start a standby that \
+                synchronous_standby_names waits for, or correct that setting; then the same \
+                command again"
+                .to_owned(),
             _ => "see what `pgshard check` says of it, then look again".to_owned(),
         };
         let (words, name) = (chain(error), format!("host {host}"));

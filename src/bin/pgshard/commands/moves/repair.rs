@@ -7,7 +7,9 @@ use std::sync::Arc;
 use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::HostName;
-use pgshard::mover::{Observer, Options, Repair, RepairPlan, RepairWay};
+use pgshard::mover::{
+    AnsweringHost, Error, GiveUp, Observer, Options, Repair, RepairPlan, RepairWay,
+};
 use pgshard::pg::cause::chain;
 use pgshard::schema::{self, Severity};
 use schemars::JsonSchema;
@@ -27,6 +29,8 @@ pub(crate) struct Shown<'a> {
     #[schemars(with = "u16")]
     shard: ShardId,
     hosts: Vec<ShownHost<'a>>,
+    /// Hosts that were given up, and answer.
+    answering: Vec<ShownAnswering<'a>>,
     /// `fine`, `do`, `choose` or `nothing`.
     repair: &'static str,
     ways: Vec<ShownWay<'a>>,
@@ -40,8 +44,21 @@ pub(crate) struct ShownHost<'a> {
 }
 
 #[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownAnswering<'a> {
+    host: &'a str,
+    /// `refuses_logins`, `out_of_connections`, `starting_up`, `answers_with_error`, `other_server`
+    /// or `not_asked`.
+    state: &'static str,
+    why: &'a str,
+    /// Whether --fenced names it.
+    fenced: bool,
+}
+
+#[derive(JsonSchema, Serialize)]
 pub(crate) struct ShownWay<'a> {
     give_up: Vec<&'a str>,
+    /// Those of them that answer, or were not contacted: --fenced must name them.
+    to_fence: Vec<&'a str>,
     host: &'a str,
     steps: &'a [String],
     at_risk: &'a [String],
@@ -58,15 +75,23 @@ pub(crate) async fn repair(
         return Err(Failure::usage("one shard at a time is repaired").hint("name it like 17"));
     };
     let name = |name: &String| HostName::new(name).map_err(Failure::usage);
-    let given_up: BTreeSet<HostName> = args.give_up.iter().map(name).collect::<Result<_, _>>()?;
-    one_primary_each(&config, &given_up).await?;
+    let names = |all: &[String]| all.iter().map(name).collect::<Result<BTreeSet<_>, _>>();
+    let give_up = GiveUp::default()
+        .hosts(names(&args.give_up)?)
+        .fenced(names(&args.fenced)?);
+    if let Some(host) = give_up.fenced.difference(&give_up.hosts).next() {
+        let error = format!("--fenced {host} has no meaning without --give-up {host}");
+        return Err(Failure::usage(error));
+    }
+    one_primary_each(&config, &give_up.fenced).await?;
     let mover = mover(
         &config,
         Options::default().failpoint(args.failpoint),
         Observer::silent(),
     );
-    let plan = mover.plan_repair(shard, &given_up).await.map_err(failure)?;
-    if let Some(nobody) = given_up
+    let plan = mover.plan_repair(shard, &give_up).await.map_err(failure)?;
+    if let Some(nobody) = give_up
+        .hosts
         .iter()
         .find(|host| !plan.hosts.iter().any(|says| says.host == **host))
     {
@@ -76,6 +101,10 @@ pub(crate) async fn repair(
     }
     if output.format() == Format::Text {
         tell(&plan, output);
+    }
+    if let Some(answering) = plan.answering.iter().find(|one| !one.is_fenced) {
+        show(&plan, false, output);
+        return Err(not_gone(answering));
     }
     let way = match &plan.repair {
         Repair::Do(way) if !args.plan => way,
@@ -94,27 +123,37 @@ pub(crate) async fn repair(
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
     }
     let again = format!("run `pgshard moves repair {shard} --plan` again: it says how far it is");
-    mover
-        .repair(&plan)
-        .await
-        .map_err(|error| Failure::new(Exit::Partly, chain(&error)).hint(again))?;
+    mover.repair(&plan).await.map_err(|error| match error {
+        Error::NotGone { .. } => failure(error),
+        error => Failure::new(Exit::Partly, chain(&error)).hint(again),
+    })?;
     show(&plan, true, output);
     output.note(format_args!("{} serves shard {shard}", way.host));
     output.hint("`pgshard moves gc` drops what the moves have left, then `pgshard check`");
     Ok(Exit::Done)
 }
 
+/// Why a host that answers is not given up.
+fn not_gone(answering: &AnsweringHost) -> Failure {
+    let host = &answering.host;
+    Failure::new(Exit::Refused, answering.to_string()).hint(format!(
+        "{}; then the same command again. Only if {host} has been fenced off, so \
+            that no application reaches it any more: add --fenced {host}",
+        answering.state.remedy()
+    ))
+}
+
 /// Refuses to go on where two servers take the writes of one host: each would tell something else.
 /// From here on connections refuse a server that is not the host, which then counts as a host that
 /// does not answer.
-async fn one_primary_each(config: &Config, given_up: &BTreeSet<HostName>) -> Result<(), Failure> {
+async fn one_primary_each(config: &Config, fenced: &BTreeSet<HostName>) -> Result<(), Failure> {
     let identities = schema::identities(context::all_hosts(config)).await;
     let two = identities.findings().into_iter().filter(|finding| {
-        let given_up = finding
+        let is_fenced = finding
             .host
             .as_ref()
-            .is_some_and(|host| given_up.contains(host));
-        finding.severity == Severity::Alarm && finding.code == "two_primaries" && !given_up
+            .is_some_and(|host| fenced.contains(host));
+        finding.severity == Severity::Alarm && finding.code == "two_primaries" && !is_fenced
     });
     let alarms: Vec<String> = two
         .map(|finding| format!("{}\n  remedy: {}", finding.message, finding.remedy))
@@ -128,6 +167,14 @@ async fn one_primary_each(config: &Config, given_up: &BTreeSet<HostName>) -> Res
 
 /// What is known and what can be done, for people.
 fn tell(plan: &RepairPlan, output: &Output) {
+    for answering in &plan.answering {
+        let fenced = if answering.is_fenced {
+            " (--fenced: no application reaches it)"
+        } else {
+            ""
+        };
+        output.data(format_args!("{answering}{fenced}"));
+    }
     output.data(format_args!("shard {}:", plan.shard));
     for says in &plan.hosts {
         output.data(format_args!("  {} {}", says.host, says.says));
@@ -137,16 +184,7 @@ fn tell(plan: &RepairPlan, output: &Output) {
         Repair::Do(way) => tell_way("this is done:", way, output),
         Repair::Choose(ways) => {
             for way in ways {
-                let flags: Vec<String> = way
-                    .give_up
-                    .iter()
-                    .map(|host| format!("--give-up {host}"))
-                    .collect();
-                tell_way(
-                    &format!("with {} this is done:", flags.join(" ")),
-                    way,
-                    output,
-                );
+                tell_way(&format!("with {} this is done:", way.flags()), way, output);
             }
         }
         _ => {}
@@ -175,6 +213,7 @@ fn show(plan: &RepairPlan, done: bool, output: &Output) {
     };
     let shown = ways.iter().map(|way| ShownWay {
         give_up: way.give_up.iter().map(HostName::as_str).collect(),
+        to_fence: way.to_fence.iter().map(HostName::as_str).collect(),
         host: way.host.as_str(),
         steps: &way.steps,
         at_risk: &way.at_risk,
@@ -183,9 +222,16 @@ fn show(plan: &RepairPlan, done: bool, output: &Output) {
         host: says.host.as_str(),
         says: &says.says,
     });
+    let answering = plan.answering.iter().map(|one| ShownAnswering {
+        host: one.host.as_str(),
+        state: one.state.as_str(),
+        why: &one.why,
+        fenced: one.is_fenced,
+    });
     output.object(Shown {
         shard: plan.shard,
         hosts: hosts.collect(),
+        answering: answering.collect(),
         repair,
         ways: shown.collect(),
         done,

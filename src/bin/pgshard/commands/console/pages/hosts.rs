@@ -7,7 +7,7 @@ use pgshard::schema::{HostFacts, HostStatus, Slot, StreamReader};
 
 use super::super::super::gather::Host;
 use super::super::snapshot::Snapshot;
-use super::words::{command, day_and_clock, text};
+use super::words::{clock, command, day_and_clock, text};
 use super::{Page, Part, draw};
 use crate::output::{counted, size};
 
@@ -44,17 +44,19 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
     html! {
         article.card.host.silent[is_silent] {
             h2 { (config.name.as_str()) " "
-                @if is_silent { span.badge.silent { "no answer" } } @else { span.badge.good { "answers" } }
+                @if is_silent { span.badge.silent { (not_read(found)) } } @else { span.badge.good { "answers" } }
                 @if let Some(status) = found.and_then(|host| host.status.as_ref()).filter(|_| !is_silent) {
                     span.faint { " PostgreSQL " (status.version / 10_000) "." (status.version % 10_000) }
                     @if status.in_recovery { " " span.badge.warning { "a standby" } }
                 }
+                @if let Some(at) = found.and_then(|host| host.seen_at).filter(|_| !is_silent) {
+                    span.faint { ", seen at " (clock(at)) " UTC" } }
             }
             @if is_silent {
                 p { (text(&seen.why_silent(&config.name))) }
                 @if let Some(at) = seen.heard.get(&config.name) { p.faint { "It answered last at "
                     (day_and_clock(*at)) " UTC." } }
-                p { (command("pgshard check")) " " (command(format!("pgshard explain {}", "host_unreachable"))) }
+                p { (command("pgshard check")) }
             } @else if let Some(host) = found {
                 (numbers(seen, config, host, share))
                 @if let Some(facts) = seen.facts(&config.name) { (settings(facts)) }
@@ -63,6 +65,13 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
             }
         }
     }
+}
+
+/// Why a host was not read, in short: "no answer", or what its server answers.
+fn not_read(host: Option<&Host>) -> String {
+    host.filter(|host| host.is_up())
+        .and_then(|host| host.state)
+        .map_or_else(|| "no answer".to_owned(), |state| state.to_string())
 }
 
 fn numbers(seen: &Snapshot, config: &HostConfig, host: &Host, share: f64) -> Markup {

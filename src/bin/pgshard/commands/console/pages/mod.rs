@@ -151,7 +151,7 @@ fn status(view: &View) -> Markup {
         .gathered
         .hosts
         .iter()
-        .filter(|(_, host)| !host.is_up)
+        .filter(|(_, host)| !host.is_read())
         .map(|(name, _)| name.as_str())
         .collect();
     let findings = seen.findings();
@@ -169,7 +169,10 @@ fn status(view: &View) -> Markup {
             a class=(format!("badge {}", severity.as_str())) href="/findings" {
                 (crate::output::counted(count, severity.as_str())) } " "
         } }
-        span { "seen at " time datetime=(seen.at.to_string()) { (words::clock(seen.at)) } " UTC" }
+        span { "seen at " time datetime=(seen.at.to_string()) { (words::clock(seen.at)) } " UTC"
+            @if seen.moves_at > seen.at {
+                ", open moves at "
+                time datetime=(seen.moves_at.to_string()) { (words::clock(seen.moves_at)) } " UTC" } }
         span.faint { ", in " (took) " ms, every " (view.floor.as_secs()) " s" }
     }
 }

@@ -39,7 +39,7 @@ impl Planning {
             .ok_or("the config cannot be read")?;
         let mut weighed: BTreeMap<ShardId, Weighed> = BTreeMap::new();
         for (name, host) in &gathered.hosts {
-            if !host.is_up {
+            if !host.is_read() {
                 return Err(format!(
                     "host {name} does not answer, and a plan needs the word of all"
                 ));
