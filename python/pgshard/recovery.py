@@ -15,7 +15,7 @@ from uuid import UUID
 
 from .control import Control
 from .directory import Directory
-from .errors import NotHere, ShardUnavailable, TooManyWaiting
+from .errors import NotHere, PgshardError, ShardUnavailable, TooManyWaiting, UnknownHost
 from .look import Questions
 from .map import Placement
 from .stale import Do, Look, Met, Verdict, judge, judge_peer, pause
@@ -199,7 +199,15 @@ class Recovery:
         """Follows a shard that has moved. True when its new host has been found and learned."""
         for _ in range(_HOPS_MAX):
             assert peer is not None, "a row that says moved names the peer: look.py has checked it"
-            questions = self._asking.questions(peer)
+            try:
+                questions = self._asking.questions(peer)
+            except UnknownHost:
+                # It may have left the cluster since, and the shard before it.
+                found = self._search(epoch)
+                if found is None:
+                    raise
+                peer, epoch, token = found
+                continue
             asked, look = questions.ask(self._shard, Met.SIGNPOST)
             verdict = judge_peer(epoch, look)
             if verdict.do is Do.HERE:
@@ -216,6 +224,29 @@ class Recovery:
                     log.info("shard %s on %s: opened what a mover had decided", self._shard, peer)
             return False
         return False
+
+    def _search(self, epoch: int) -> tuple[str, int, UUID | None] | None:
+        """Queries every known host for a shard that was given to an unknown one at `epoch`: the
+        host that has it later, by the latest epoch. A host that does not answer is left out."""
+        latest: tuple[str, int, UUID | None] | None = None
+        names = [host.name for host in self._asking.directory.hosts]
+        for name in names:
+            try:
+                _, look = self._asking.questions(name).ask(self._shard, Met.SIGNPOST)
+            except PgshardError as error:
+                log.debug("shard %s: %s was not queried: %s", self._shard, name, error)
+                continue
+            verdict = judge_peer(epoch + 1, look)
+            if verdict.do is Do.HERE:
+                assert verdict.epoch is not None
+                found = (name, verdict.epoch, None)
+            elif verdict.do is Do.ASK and verdict.peer in names:
+                found = (verdict.peer, look.epoch, verdict.token)
+            else:
+                continue
+            if latest is None or found[1] > latest[1]:
+                latest = found
+        return latest
 
     def _again(self, host: str) -> bool:
         # The first try after a look comes at once. If a second round is needed, hosts and signposts

@@ -275,6 +275,35 @@ def test_a_shard_that_the_map_places_wrongly_is_said_to_be_nowhere(world, client
         client.run(10, "SELECT 1 FROM {shard}.photos")
 
 
+def test_a_signpost_to_a_host_that_has_left_leads_to_the_shard_all_the_same(world, tmp_path):
+    # A copy of the config that nothing rewrites, with the map from before.
+    path = tmp_path / "pgshard.toml"
+    path.write_text(world.path.read_text().replace('migrations = "migrations"', ""))
+    client = Client(Asking(Directory.open(path)))
+    before = world.host_of(5)
+    epoch = client.asking.directory.place(5).epoch
+    to = world.move(5)
+    assert client.asking.directory.place(5).host == before
+    # As if it had gone to a third host first, which was removed since.
+    astray = "UPDATE pgshard.shard SET peer = 'db9', epoch = %s WHERE shard_id = 5"
+    later = "UPDATE pgshard.shard SET epoch = %s WHERE shard_id = 5"
+    with world.connect(before) as connection:
+        connection.execute(astray, [epoch + 1])
+    with pytest.raises(UnknownHost, match=r"there is no \[hosts.db9\]"):
+        client.run(5, "SELECT 1 FROM {shard}.photos LIMIT 0")
+    with world.connect(to) as connection:
+        connection.execute(later, [epoch + 2])
+    assert client.run(5, "SELECT 1 FROM {shard}.photos LIMIT 0") == []
+    assert client.asking.directory.place(5) == Placement(to, epoch + 2)
+    client.close()
+    client.asking.close()
+    with world.connect(before) as connection:
+        connection.execute(
+            "UPDATE pgshard.shard SET peer = %s, epoch = %s WHERE shard_id = 5", [to, epoch + 2]
+        )
+    world.run("map", "rebuild", "--yes")
+
+
 def test_a_host_that_nobody_knows_is_named(client):
     with pytest.raises(UnknownHost, match=r"there is no \[hosts.db9\]"):
         client.asking.directory.host("db9")
