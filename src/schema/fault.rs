@@ -307,7 +307,7 @@ pub enum HostFault {
         reason: String,
     },
     /// It was said to be empty, or its rows to be lost, and it answers: it may serve shards.
-    #[error("it is not gone, for it {state}: {reason}")]
+    #[error("it is not gone: {reason}")]
     NotGone {
         /// In which state it is.
         state: HostState,

@@ -157,6 +157,9 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
                 | Error::OtherHost { .. }
                 | Error::OtherCluster { .. }),
             ) => return Err(error),
+            Err(Error::Connect { source, .. }) => {
+                Answer::silent(source.host_state(), chain(&source))
+            }
             Err(error) => Answer::silent(error.host_state(), chain(&error)),
         };
         all.push(Said { host, answer });

@@ -104,11 +104,15 @@ async fn facts(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Fa
     match schema::survey(host).await.remove(name) {
         Some(Ok(facts)) => Ok(facts.control.is_some().then_some(facts)),
         Some(Err(error)) => {
+            let state = error.host_state();
+            let hint = if state.may_be_gone() {
+                "what it holds is not known; if it is gone for good and had no shards, take it out \
+                    by hand"
+            } else {
+                state.remedy()
+            };
             let error = format!("host {name}: {}", chain(&error));
-            Err(Failure::new(Exit::Failed, error).hint(
-                "what it holds is not known; if it is gone for good and had no shards, take \
-                    it out by hand",
-            ))
+            Err(Failure::new(Exit::Failed, error).hint(hint))
         }
         None => Ok(None),
     }
