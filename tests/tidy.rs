@@ -950,6 +950,17 @@ fn findings_are_in_the_manual() {
             .chain(unread.split("=> {\n            (").skip(1))
             .filter_map(literal),
     );
+    codes.extend(
+        host.split("fn unread_code(")
+            .nth(1)
+            .unwrap()
+            .split("\n}\n")
+            .next()
+            .unwrap()
+            .split("=> ")
+            .skip(1)
+            .filter_map(literal),
+    );
     assert!(
         codes.contains("served_twice") && codes.contains("standby") && codes.contains("not_owner"),
         "{codes:?}"

@@ -58,7 +58,7 @@ type Failed = Arc<Mutex<Vec<ConnectError>>>;
 pub struct Session(Kept);
 
 enum Kept {
-    Pooled(Object),
+    Pooled(Box<Object>),
     /// Of a host with several addresses.
     Alone(Box<Connection>),
     GivenBack,
@@ -97,7 +97,7 @@ impl Sessions {
         host.pool
             .retain(|_, metrics| metrics.last_used() < IDLE_MAX);
         match host.pool.get().await {
-            Ok(object) => Ok(Session(Kept::Pooled(object))),
+            Ok(object) => Ok(Session(Kept::Pooled(Box::new(object)))),
             Err(error) => Err(host.reason(&error)),
         }
     }
@@ -194,7 +194,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Without this the pool would keep it.
         if let Kept::Pooled(object) = std::mem::replace(&mut self.0, Kept::GivenBack) {
-            drop(Object::take(object));
+            drop(Object::take(*object));
         }
     }
 }

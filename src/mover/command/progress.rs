@@ -328,20 +328,17 @@ async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamPro
         lag: None,
         blockers: Vec::new(),
     };
-    match rows.first() {
-        Some(row) => {
-            let bytes = |number: Option<i64>| {
-                number
-                    .and_then(|bytes| u64::try_from(bytes).ok())
-                    .unwrap_or(0)
-            };
-            (stream.pid, stream.wal_status) = (row.get(0)?, row.get(1)?);
-            (stream.kept, stream.lag_bytes) = (bytes(row.get(2)?), bytes(row.get(3)?));
-            stream.lag = row
-                .get::<_, Option<f64>>(4)?
-                .and_then(|s| Duration::try_from_secs_f64(s).ok());
-        }
-        None => {}
+    if let Some(row) = rows.first() {
+        let bytes = |number: Option<i64>| {
+            number
+                .and_then(|bytes| u64::try_from(bytes).ok())
+                .unwrap_or(0)
+        };
+        (stream.pid, stream.wal_status) = (row.get(0)?, row.get(1)?);
+        (stream.kept, stream.lag_bytes) = (bytes(row.get(2)?), bytes(row.get(3)?));
+        stream.lag = row
+            .get::<_, Option<f64>>(4)?
+            .and_then(|s| Duration::try_from_secs_f64(s).ok());
     }
     // It is listed while it is being created, and can send nothing before that is done.
     let is_there = match rows.first() {

@@ -360,7 +360,9 @@ fn a_schema_with_the_name_of_a_shard_that_is_missing() {
         "{findings:?}"
     );
     assert!(
-        findings[0].remedy.starts_with("rename or drop the schema"),
+        findings[0]
+            .remedy
+            .starts_with("rename the schema, or drop it"),
         "{}",
         findings[0].remedy
     );

@@ -262,14 +262,14 @@ impl Doubts {
                 judged.push(finding);
                 continue;
             }
-            let of = |doubts: &[Doubt]| {
+            let about = |doubts: &[Doubt]| {
                 let shards: Vec<ShardId> = doubts.iter().filter_map(|doubt| doubt.shard).collect();
                 finding.about(&shards)
             };
             if !believed.is_empty() {
-                judged.push(of(&believed));
+                judged.push(about(&believed));
             }
-            judged.push(self.unsure(of(&doubted)));
+            judged.push(self.unsure(about(&doubted)));
         }
         let believed = self.seen.keys().filter(|doubt| self.is_believed(doubt));
         let found: BTreeSet<Doubt> = judged.iter().flat_map(doubts_of).collect();

@@ -13,8 +13,8 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::HostState;
+use pgshard::pg::Sessions;
 use pgshard::pg::cause::chain;
-use pgshard::pg::{ConnectError, Sessions};
 use pgshard::schema::{
     self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations,
     Sizes, Streams, Survey,

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::RepairPlan;
 use super::facts::{Answer, Incoming, Known, OldCopy, Owning, Said, ShardSaid, Silence};
 use super::judge::{Action, Judgement, View, judge};
+use super::plan::GiveUp;
 use crate::map::{HostName, ShardEpoch};
 use crate::mover::protocol::names::MoveId;
 use crate::pg::HostState;
@@ -137,7 +138,7 @@ pub(in crate::mover::command) fn planned(
         .enumerate()
         .map(|(at, words)| said(&format!("db{}", at + 1), words))
         .collect();
-    let given_up = given_up.iter().map(|name| host(name)).collect();
+    let given_up = GiveUp::default().hosts(given_up.iter().map(|name| host(name)).collect());
     RepairPlan::of(shard, &SchemaPrefix::default(), &said, &given_up)
 }
 
