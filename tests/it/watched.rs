@@ -120,7 +120,7 @@ impl Times {
     fn judge(&self, who: &str, before: u64, found: &BTreeSet<String>) {
         self.looks.fetch_add(1, Ordering::Relaxed);
         let now = self.number.load(Ordering::SeqCst);
-        let is_well = before == now && now % 2 == 0;
+        let is_well = before == now && now.is_multiple_of(2);
         let wrong = found
             .iter()
             .filter(|one| is_well || !OF_FAULTS.contains(&one.as_str()));
