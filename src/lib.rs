@@ -118,8 +118,7 @@
 macro_rules! setters {
     ($options:ident: $($field:ident: $kind:ty),+ $(,)?) => {
         impl $options {$(
-            #[doc = concat!("The same with another \
-                             [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+            #[doc = concat!("The same with another [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
             #[must_use]
             pub fn $field(mut self, $field: $kind) -> $options {
                 self.$field = $field;

@@ -377,8 +377,7 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
         }
         OptionsError::NoSuchService { service, .. } => {
             let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and \
-                pg_service.conf in \
-                        PGSYSCONFDIR";
+                pg_service.conf in PGSYSCONFDIR";
             (format!("there is no service {service:?}"), hint.to_owned())
         }
         error @ OptionsError::ServiceFile { .. } => (

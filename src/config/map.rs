@@ -142,8 +142,7 @@ fn read_postgres(
         };
         if let Some(fault) = fault {
             let hint = "name the file that keeps a copy of the map; a path that is not absolute \
-                starts at the folder \
-                        of this file";
+                starts at the folder of this file";
             findings.add(&entry.at(), fault, Some(hint.to_owned()));
         }
         Some(path)

@@ -70,8 +70,7 @@ pub enum ConfigError {
         "cannot read the config {}{}",
         path.display(),
         if source.kind() == std::io::ErrorKind::NotFound { ": `pgshard init` writes one; --config \
-            or PGSHARD_CONFIG \
-            name another" } else { "" }
+            or PGSHARD_CONFIG name another" } else { "" }
     )]
     Read {
         /// The file.

@@ -196,9 +196,8 @@ fn rebalance() {
         ),
         (
             "wrong lists",
-            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 \
-                = \"5, 9@2\"\nbd2 = \
-             \"6\"\n",
+            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 = \
+                \"5, 9@2\"\nbd2 = \"6\"\n",
         ),
         (
             "contradictions",
@@ -315,9 +314,8 @@ fn with_postgres(map: &str) -> String {
 
 #[test]
 fn the_map_in_postgres() {
-    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file \
-        = \"secret\"\ncache = \
-               \"map.toml\"";
+    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file = \
+        \"secret\"\ncache = \"map.toml\"";
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = Config::parse_at(&with_postgres(map), folder.join("pgshard.toml"), now()).unwrap();
     assert_eq!(config.map, None);

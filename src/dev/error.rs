@@ -13,8 +13,7 @@ pub enum Error {
     #[error(
         "no PostgreSQL server programs (postgres, initdb, pg_ctl) were found; looked in {}; \
          install PostgreSQL 13 or newer, or set PGSHARD_PG_BIN to the folder that holds them (in \
-         pgshard's repository: \
-         script/setup)",
+         pgshard's repository: script/setup)",
         looked.join(", ")
     )]
     NoBinaries {
@@ -24,8 +23,7 @@ pub enum Error {
     /// `PGSHARD_PG_BIN` names a folder without PostgreSQL's programs.
     #[error(
         "PGSHARD_PG_BIN names {}, where PostgreSQL's programs (postgres, initdb, pg_ctl) are not: \
-            correct it, or unset \
-         it, and they are looked for",
+            correct it, or unset it, and they are looked for",
         directory.display()
     )]
     NotBinaries {
@@ -35,8 +33,7 @@ pub enum Error {
     /// There is PostgreSQL, but not the major version asked for.
     #[error(
         "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set \
-            PGSHARD_PG_BIN to its \
-         folder of programs",
+            PGSHARD_PG_BIN to its folder of programs",
         found.join(", "),
         looked.join(", ")
     )]
@@ -57,8 +54,7 @@ pub enum Error {
     /// A directory is out of reach for the user that the servers run as.
     #[error(
         "the user {user}, which PostgreSQL runs as, cannot enter {}, and so cannot reach {}; \
-            choose a place that every \
-         user can reach, such as one below /var/tmp",
+            choose a place that every user can reach, such as one below /var/tmp",
         blocked.display(),
         path.display()
     )]
@@ -89,8 +85,7 @@ pub enum Error {
     /// A server asks for passwords, and the file that had them is gone.
     #[error(
         "the server {name} asks for passwords, and {}, which had them, is gone; `pgshard dev down` \
-            and `dev up` make \
-         new servers, without the data of these",
+            and `dev up` make new servers, without the data of these",
         path.display()
     )]
     PasswordsGone {
@@ -168,8 +163,7 @@ pub enum Error {
     /// The port that the config gives the server is taken.
     #[error(
         "port {port}, which {} gives the server {name}, is taken by another process; stop that, or \
-            change the port \
-         there",
+            change the port there",
         config.display()
     )]
     PortTaken {

@@ -77,8 +77,8 @@ impl Wire {
 
 enum State<'c> {
     Flowing,
-    /// The first statement stands still. If others wait behind it that may not run twice, the server
-    /// was asked to end it.
+    /// The first statement stands still. If others wait behind it that may not run twice, the
+    /// server was asked to end it.
     Stuck(Stuck<'c>),
     /// The first statement reached its time limit, and the server was asked to end it.
     Cancelled(#[expect(dead_code, reason = "held until the server has ended it")] Stuck<'c>),

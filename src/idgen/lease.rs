@@ -103,9 +103,8 @@ pub enum Error {
     /// All numbers are held.
     #[error(
         "all {WORKERS} worker numbers of {space:?} are leased, or were used by a clock that was \
-            ahead: stop \
-         generators, free what nobody holds by `pgshard workers release`, or use another space for \
-         other IDs"
+            ahead: stop generators, free what nobody holds by `pgshard workers release`, or use \
+            another space for other IDs"
     )]
     NoneFree {
         /// The space.
@@ -114,8 +113,7 @@ pub enum Error {
     /// The table may have gone back in time, and numbers may be held of which it knows nothing.
     #[error(
         "no worker number is leased for {left_ms} ms more: the database of the leases was \
-            restarted, restored, \
-         promoted or replaced, and may have lost who holds one"
+            restarted, restored, promoted or replaced, and may have lost who holds one"
     )]
     OnHold {
         /// How long until leases that may be lost have ended, in milliseconds.
@@ -124,8 +122,7 @@ pub enum Error {
     /// The IDs of the space have another epoch.
     #[error(
         "the IDs of {space:?} count from {recorded_ms} ms after 1970, and this generator's from \
-            {asked_ms}: they would \
-         meet; give it that epoch, or another space"
+            {asked_ms}: they would meet; give it that epoch, or another space"
     )]
     OtherEpoch {
         /// The space.
@@ -138,8 +135,8 @@ pub enum Error {
     /// This machine's clock or that of the database's server is wrong.
     #[error(
         "this machine's clock is {} ms {} that of the leases' database, and more than \
-            {CLOCK_OFF_MAX_MS} ms are \
-         refused: set both by NTP (`chronyc makestep`), and start again",
+            {CLOCK_OFF_MAX_MS} ms are refused: set both by NTP (`chronyc makestep`), and start \
+            again",
         .by_ms.unsigned_abs(), if *.by_ms < 0 { "behind" } else { "ahead of" }
     )]
     ClockOff {
@@ -152,15 +149,13 @@ pub enum Error {
     /// The table of leases is of an older version.
     #[error(
         "the schema pgshard_workers is of an older pgshard: `pgshard workers install --host HOST` \
-            upgrades it, while \
-         it serves"
+            upgrades it, while it serves"
     )]
     Outdated,
     /// The table of leases is not there.
     #[error(
         "the database has no schema pgshard_workers: `pgshard workers install --host HOST` or \
-            WorkerLeases::install \
-         makes it"
+            WorkerLeases::install makes it"
     )]
     NotInstalled,
     /// The database cannot be reached.

@@ -74,8 +74,7 @@ pub enum Error {
     /// The clock is behind the last ID, or stands still, for longer than the source may wait.
     #[error(
         "the clock is {by_ms} ms behind the last ID or the lease's start, and the limit of waiting \
-            is {limit_ms} ms: \
-         set this machine's clock right"
+            is {limit_ms} ms: set this machine's clock right"
     )]
     ClockBehind {
         /// By how much.
@@ -86,8 +85,7 @@ pub enum Error {
     /// The clock is outside what the layout can hold.
     #[error(
         "the clock says {unix_ms} ms after 1970, which the layout cannot hold: it begins at \
-            {first_ms} and ends at \
-         {last_ms}"
+            {first_ms} and ends at {last_ms}"
     )]
     OutOfRange {
         /// The clock.

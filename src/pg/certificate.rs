@@ -21,8 +21,8 @@ pub(super) fn is_valid_at(certificate: &[u8], now: Duration) -> bool {
     })
 }
 
-/// Whether a certificate without alternative names is of this server by its common name. `*` matches
-/// the first label of a name.
+/// Whether a certificate without alternative names is of this server by its common name. `*`
+/// matches the first label of a name.
 pub(super) fn is_named(certificate: &[u8], server: &ServerName<'_>) -> bool {
     let Ok(certificate) = Certificate::from_der(certificate) else {
         return false;

@@ -153,8 +153,7 @@ pub enum ConnectError {
     /// Two servers take writes, and nothing tells which of them is the host.
     #[error(
         "{to}: both {first} and {second} take writes, and neither is known to be the later: stop \
-            the one that is not \
-         the host (docs/high-availability.md)"
+            the one that is not the host (docs/high-availability.md)"
     )]
     TwoPrimaries {
         /// `user@address/database`.

@@ -68,10 +68,8 @@ pub enum Impostor {
     /// It was the host; another server was promoted in its place.
     #[error(
         "it is a former primary: it writes timeline {timeline}, and the host was seen at timeline \
-            {newest}. Nothing is \
-         written there: fence it (docs/high-availability.md); if it is what was restored on \
-         purpose, `pgshard host \
-         accept` says so"
+            {newest}. Nothing is written there: fence it (docs/high-availability.md); if it is \
+            what was restored on purpose, `pgshard host accept` says so"
     )]
     Former {
         /// Its timeline.
@@ -82,9 +80,8 @@ pub enum Impostor {
     /// It is of another system.
     #[error(
         "it is another server: its system identifier is {system}, the host's is {known}. Nothing \
-            is written there: \
-         correct the url; if the host was upgraded or restored by a dump, `pgshard host accept` \
-         says so"
+            is written there: correct the url; if the host was upgraded or restored by a dump, \
+            `pgshard host accept` says so"
     )]
     Other {
         /// Its system identifier.

@@ -114,8 +114,7 @@ impl Lookout {
                     strange = true;
                     if !self.warned.load(Ordering::Relaxed) {
                         tracing::error!(%host, address, "another server takes writes too, and \
-                            nothing tells which is \
-                            right");
+                            nothing tells which is right");
                     }
                 }
             }

@@ -270,8 +270,7 @@ impl ConnectOptions {
         // These settings decide the texts of values; every session of a mover has them.
         let options = format!(
             "{} -c datestyle=ISO,YMD -c intervalstyle=postgres -c timezone=UTC -c \
-                extra_float_digits=1 \
-             -c bytea_output=hex -c xmloption=content -c lc_monetary=C",
+                extra_float_digits=1 -c bytea_output=hex -c xmloption=content -c lc_monetary=C",
             self.config.get_options().unwrap_or_default()
         );
         parameters.push(("options", options.trim()));

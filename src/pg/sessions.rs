@@ -1,8 +1,8 @@
 //! Sessions that are used again, by deadpool-postgres: for programs that look at the same hosts
 //! again and again, the exporter and the console. The router has slots of its own (decision 0019).
 //!
-//! A session is opened as any other of ours ([`ConnectOptions::connect`]: TLS, passwords, whether it
-//! is the host). What went wrong is kept next to deadpool's error, which has no room for it.
+//! A session is opened as any other of ours ([`ConnectOptions::connect`]: TLS, passwords, whether
+//! it is the host). What went wrong is kept next to deadpool's error, which has no room for it.
 //!
 //! Invariant: a session is kept only if its user gave it back, so nothing half-done is in it; and
 //! before it is used again, it is as it was at the beginning. **Invariant:** none is kept of a host

@@ -136,8 +136,7 @@ pub enum TlsError {
     /// There is no certificate to trust.
     #[error(
         "no trusted certificate was found: name a file with sslrootcert, or sslrootcert=system for \
-            those that this \
-         machine trusts, with sslmode=verify-full"
+            those that this machine trusts, with sslmode=verify-full"
     )]
     NoRoots,
     /// rustls refuses the certificates.

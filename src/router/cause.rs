@@ -5,7 +5,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The cause of an [`Error`](super::Error): the error that it dereferences to, shared by all clones.
+/// The cause of an [`Error`](super::Error): the error that it dereferences to, shared by all
+/// clones.
 ///
 /// It is no `std::error::Error` itself, so that `source()` gives the cause and not this.
 pub struct Cause<E: ?Sized = tokio_postgres::Error>(Arc<E>);

@@ -214,17 +214,18 @@ pub enum Error {
         /// What the driver says.
         source: Cause,
     },
-    /// The server refuses the statement, or the driver refuses to send it or cannot take its answer.
+    /// The server refuses the statement, or the driver refuses to send it or cannot take its
+    /// answer.
     #[error("{}", refusal(*shard, host, *may_have_run, source))]
     Statement {
         /// The shard.
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// Whether it may have taken effect nevertheless: a statement that can commit before its end
-        /// (CALL, DO), or one whose answer the driver cannot take (COPY without its own methods).
-        /// False when the driver has sent nothing, within a transaction, and for a statement that
-        /// only reads by the caller's word.
+        /// Whether it may have taken effect nevertheless: a statement that can commit before its
+        /// end (CALL, DO), or one whose answer the driver cannot take (COPY without its own
+        /// methods). False when the driver has sent nothing, within a transaction, and for a
+        /// statement that only reads by the caller's word.
         may_have_run: bool,
         /// What the server or the driver says.
         source: Cause,
@@ -258,9 +259,9 @@ pub enum Error {
         expected: Expected,
         /// How many came.
         got: usize,
-        /// Whether it may have taken effect. False within a transaction, because that is rolled back
-        /// when its closure returns the error, and for a statement that only reads by the caller's
-        /// word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)).
+        /// Whether it may have taken effect. False within a transaction, because that is rolled
+        /// back when its closure returns the error, and for a statement that only reads by the
+        /// caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)).
         may_have_run: bool,
     },
     /// A row cannot be read as the type that was asked for: a column is missing, has another type,
@@ -318,8 +319,7 @@ pub enum Error {
     /// the savepoint would undo it too. Nothing was sent.
     #[error(
         "the transaction on shard {shard} has a savepoint open: a statement runs within it, or \
-            before or after it, not \
-         beside it"
+            before or after it, not beside it"
     )]
     SavepointOpen {
         /// The shard.
@@ -330,8 +330,7 @@ pub enum Error {
     /// back. A statement that follows one that was given up gets this error too, and is not sent.
     #[error(
         "the transaction on shard {shard} is rolled back: a statement in it failed or was given \
-            up, and the closure \
-         went on without a savepoint"
+            up, and the closure went on without a savepoint"
     )]
     TransactionFailed {
         /// The shard.

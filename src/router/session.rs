@@ -145,8 +145,8 @@ impl Failed {
         }
     }
 
-    /// Whether the connection is of no use any more: the answer does not fit the request, so that it
-    /// belongs to another statement, or goes on, or waits for what nobody sends.
+    /// Whether the connection is of no use any more: the answer does not fit the request, so that
+    /// it belongs to another statement, or goes on, or waits for what nobody sends.
     pub(super) fn is_unexpected(&self) -> bool {
         Origin::of(&self.error) == Origin::Answer
     }
@@ -323,8 +323,8 @@ impl Session {
             return false;
         }
         let cleaned = tokio::time::timeout(self.recycle_max, async {
-            // ROLLBACK without a transaction would be a warning in the server's log. Statements that
-            // are still on their way may begin one.
+            // ROLLBACK without a transaction would be a warning in the server's log. Statements
+            // that are still on their way may begin one.
             let in_transaction = self.connection.is_in_transaction();
             let cleaned = !in_transaction && self.connection.batch_execute(CLEAN).await.is_ok();
             if cleaned && !self.connection.is_in_transaction() {

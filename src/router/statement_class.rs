@@ -10,7 +10,8 @@ pub(super) enum StatementClass {
     Write,
     /// Leaves something behind in the session: SET, LISTEN, CREATE (TEMP), … All or nothing too.
     Session,
-    /// Can commit before its end, or work outside a transaction: CALL, DO, VACUUM, REPACK, … CONCURRENTLY.
+    /// Can commit before its end, or work outside a transaction: CALL, DO, VACUUM, REPACK, …
+    /// CONCURRENTLY.
     Once,
     /// SAVEPOINT, RELEASE.
     Savepoint,

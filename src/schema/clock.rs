@@ -233,9 +233,9 @@ fn of_two(
     findings.add(Severity::Warning, "clock_off", None, what, remedy);
 }
 
-/// Shards that make no ID, since their sequences were never called: the server was filled by logical
-/// replication, or by a dump of the schema, which have no values of sequences. IDs continue from the
-/// clock.
+/// Shards that make no ID, since their sequences were never called: the server was filled by
+/// logical replication, or by a dump of the schema, which have no values of sequences. IDs continue
+/// from the clock.
 fn ids_unset(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     for shard in &clock.ids_unset {
         let what = "its sequences of IDs were never called, as after logical replication: inserts \
@@ -289,12 +289,11 @@ fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
         let years = **most / YEAR_MS;
         let what = format!(
             "IDs are up to {years} years ahead of the host's clock, which was far ahead when they \
-                were made: new ones \
-             are negative as bigint, or there are none left"
+                were made: new ones are negative as bigint, or there are none left"
         );
         let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its \
-            schema with the \
-                      largest ID that was made under the right clock; docs/ids.md has the steps";
+            schema with the largest ID that was made under the right clock; docs/ids.md has the \
+            steps";
         for (shard, _) in &wild {
             findings.add_shard(
                 Severity::Error,
@@ -366,8 +365,7 @@ mod tests {
                      ms); compared with this machine's, db1 is at +0.0 s and db2 at +0.6 s";
         assert_eq!(found(&[0, 600], 0, now), [apart]);
         let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's \
-            clock, which was set back \
-                   or is behind";
+            clock, which was set back or is behind";
         assert_eq!(found(&[0, 0], 3_600_000, now), [ids]);
         let wild = found(&[0, 0], 40 * YEAR_MS, now);
         assert!(
@@ -387,8 +385,7 @@ mod tests {
         assert!(found(&[0], 0, at(-366)).is_empty());
         let soon = format!(
             "warning ids_turn_negative - IDs turn negative as bigint on {flip}: from then on ORDER \
-                BY id puts newer \
-             rows first"
+                BY id puts newer rows first"
         );
         assert_eq!(found(&[0], 0, at(-364)), [soon]);
         let since = format!(

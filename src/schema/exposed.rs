@@ -40,8 +40,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
         }
         if server.public_may_create {
             let what = "everybody may create objects in the schema public, where sessions of the \
-                application find \
-                        them unless their search_path leaves it out";
+                application find them unless their search_path leaves it out";
             let remedy = "REVOKE CREATE ON SCHEMA public FROM PUBLIC";
             findings.add(Severity::Warning, "public_create", Some(host), what, remedy);
         }
@@ -84,8 +83,7 @@ pub(super) fn watchers(findings: &mut Findings, survey: &Survey) {
         ) {
             let what = format!(
                 "the role {role} only watches, and may not read the clocks of IDs, which are in \
-                    the shards: whether \
-                 IDs are ahead of the host's clock is not known"
+                    the shards: whether IDs are ahead of the host's clock is not known"
             );
             let remedy = "run `pgshard check` as the owner now and then";
             findings.add(Severity::Notice, "ids_unread", Some(host), what, remedy);
@@ -124,9 +122,8 @@ pub(super) fn lacking(findings: &mut Findings, survey: &Survey) {
         }
         if !server.may_replicate && server.can_decode {
             let what = format!(
-                "the role {} may not make replication slots: shards are closed while they are copied from \
-                    here, and cannot be \
-                 taken back without a copy",
+                "the role {} may not make replication slots: shards are closed while they are \
+                    copied from here, and cannot be taken back without a copy",
                 server.role
             );
             findings.add(

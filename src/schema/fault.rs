@@ -21,8 +21,7 @@ pub enum ShardFault {
         epoch: ShardEpoch,
     },
     /// A host has given the shard away.
-    #[error("{host} says that it has moved to {} (epoch \
-        {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
+    #[error("{host} says that it has moved to {} (epoch {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
     Moved {
         /// The host that says so: this one, or another.
         host: HostName,
@@ -108,8 +107,7 @@ pub enum ShardFault {
     #[error("nothing is run while others have run what the folder does not have")]
     Withheld,
     /// A migration failed; nothing of it is left.
-    #[error("{migration}{} failed: \
-        {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
     Migration {
         /// The migration, as it is recorded.
         migration: String,
@@ -177,8 +175,7 @@ impl ShardFault {
                 id, since: Some(_), ..
             })) => format!(
                 "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort \
-                    {id}`; then the same \
-                 command again"
+                    {id}`; then the same command again"
             ),
             ShardFault::Moving(Some(OpenMove {
                 id, since: None, ..
@@ -193,11 +190,9 @@ impl ShardFault {
                     ended"
                     .to_owned()
             }
-            ShardFault::Unread { hosts } => format!(
-                "start {} and run bootstrap \
-                again",
-                names(hosts)
-            ),
+            ShardFault::Unread { hosts } => {
+                format!("start {} and run bootstrap again", names(hosts))
+            }
             ShardFault::Lost {
                 host, named: true, ..
             } => restore(host),
@@ -212,8 +207,7 @@ impl ShardFault {
                 .to_owned(),
             ShardFault::Unknown { epoch } => format!(
                 "the host that had it may have been replaced: restore its database. If this is a \
-                    new cluster, write \
-                 the shard without @{epoch} in the map"
+                    new cluster, write the shard without @{epoch} in the map"
             ),
             ShardFault::SchemaTaken { schema } => {
                 let name = crate::pg::quote_ident(schema);
@@ -235,8 +229,8 @@ impl ShardFault {
             }
             ShardFault::Migration { migration, .. } => format!(
                 "correct what is wrong and run the same command again, or `pgshard migrate retry`; \
-                    done by hand, \
-                 `pgshard migrate resolve {migration} --applied --only` those shards"
+                    done by hand, `pgshard migrate resolve {migration} --applied --only` those \
+                    shards"
             ),
             ShardFault::Busy { .. } => {
                 "end that transaction or wait for it, then `pgshard migrate retry`; \
@@ -289,8 +283,8 @@ fn told(open: &Option<OpenMove>) -> String {
 pub(super) fn add_again(host: &HostName) -> String {
     format!(
         "name {host} in the config again, as it was: its shards are there. Only if its rows are \
-            lost for good, and no application reaches it any more: \
-         `pgshard bootstrap --lost {host} --fenced {host}` makes the hosts forget it"
+            lost for good, and no application reaches it any more: `pgshard bootstrap --lost \
+            {host} --fenced {host}` makes the hosts forget it"
     )
 }
 
@@ -349,8 +343,7 @@ pub enum HostFault {
     Withheld,
     /// A once-per-host migration failed; nothing of it is left, and no shard of the host was
     /// touched.
-    #[error("{migration}{} failed: \
-        {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
     Migration {
         /// The migration, as it is recorded.
         migration: String,
@@ -431,10 +424,9 @@ impl HostFault {
                     application reaches it any more: add --fenced",
                 state.remedy()
             ),
-            HostFault::NotOwner { owner, .. } => format!(
-                "connect as {owner}, or as a member of \
-                it"
-            ),
+            HostFault::NotOwner { owner, .. } => {
+                format!("connect as {owner}, or as a member of it")
+            }
             HostFault::Busy { .. } => "wait until the other one has ended; if nobody waits for it \
                 any longer, `SELECT \
                  pg_terminate_backend(…)` of the process ends it"

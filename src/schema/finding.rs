@@ -70,8 +70,7 @@ impl Finding {
         let (severity, code) = (Severity::Error, "map_unreachable");
         let message = format!("the map cannot be read: {why}");
         let remedy = "have its database answer: routers go on with the map that they have, and no \
-            move begins until \
-                      then"
+            move begins until then"
             .to_owned();
         Finding {
             severity,

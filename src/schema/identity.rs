@@ -271,8 +271,7 @@ impl Identities {
                     Impostor::Other { .. } => {
                         let remedy = format!(
                             "correct the url of {host}; if the host was upgraded or restored by a \
-                                dump, `pgshard host \
-                             accept {host}`"
+                                dump, `pgshard host accept {host}`"
                         );
                         add(Severity::Alarm, "other_server", message, &remedy);
                     }
@@ -451,8 +450,7 @@ async fn write(
 }
 
 const FENCE: &str = "stop it, and keep it from coming back (docs/high-availability.md); what was \
-    written there since \
-                     the other was promoted is only there";
+    written there since the other was promoted is only there";
 
 fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, String) {
     let said = primaries.iter().map(|(address, server)| {
@@ -483,8 +481,7 @@ fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, Stri
         message,
         format!(
             "stop {}, and keep it from coming back: docs/high-availability.md; what was written \
-                there since is only \
-             there",
+                there since is only there",
             older.join(", ")
         ),
     )
@@ -588,8 +585,7 @@ mod tests {
         assert_eq!(
             message,
             "two servers take the writes of db1: a1:5432 (timeline 2, system 7) and a0:5432 \
-                (timeline 1, system 7); \
-             a1:5432 was promoted later"
+                (timeline 1, system 7); a1:5432 was promoted later"
         );
     }
 

@@ -140,9 +140,8 @@ pub fn lacking_on(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, 
 
 /// What to do about it.
 pub const RESTORE: &str = "stop its writers and restore the schema from a backup, as \
-    docs/trouble.md says under \"A \
-                           shard's tables are gone\"; if it was meant, do the same by a migration \
-                           in all shards";
+    docs/trouble.md says under \"A shard's tables are gone\"; if it was meant, do the same by a \
+    migration in all shards";
 
 #[cfg(test)]
 mod tests {

@@ -98,9 +98,8 @@ pub enum MigrationMistake {
     /// A file that would do the same thing once for each of thousands of shards.
     #[error(
         "{file} never says {{shard}}, so it would do the same once for every shard: name the \
-            shard's tables \
-         {{shard}}.photos; what a database needs once goes into a file that begins with `-- \
-         pgshard: once-per-host`"
+            shard's tables {{shard}}.photos; what a database needs once goes into a file that \
+            begins with `-- pgshard: once-per-host`"
     )]
     NoShard {
         /// The file.
@@ -215,8 +214,7 @@ impl Drift {
             }
             Drift::Changed { name } => format!(
                 "put {name}.sql back as it was, and write the change as a new file; where what ran \
-                    is as good as the \
-                 new text, `pgshard migrate resolve {name} --accept-edit`"
+                    is as good as the new text, `pgshard migrate resolve {name} --accept-edit`"
             ),
             Drift::Missing { name } => {
                 format!("put {name}.sql back as it was, and write the change as a new file")
@@ -764,18 +762,15 @@ pub(super) mod tests {
             .map(ToString::to_string)
             .collect();
         let no_shard = "0001_b.sql never says {shard}, so it would do the same once for every \
-            shard: name the shard's \
-                        tables {shard}.photos; what a database needs once goes into a file that \
-                        begins with `-- \
-                        pgshard: once-per-host`";
+            shard: name the shard's tables {shard}.photos; what a database needs once goes into a \
+            file that begins with `-- pgshard: once-per-host`";
         let form = "is not named like 0001_photos.sql: a number of at least four digits, _, and \
             a-z A-Z 0-9 _ -";
         assert_eq!(
             said,
             [
                 "0001_a.sql line 3: COMMIT controls the transaction; each shard's migrations run \
-                    in one that pgshard \
-                 begins and commits",
+                    in one that pgshard begins and commits",
                 no_shard,
                 "0001_a.sql and 0001_b.sql have the same number: give the later one the next",
                 "0002_c.sql holds no statement: remove it, or write one",

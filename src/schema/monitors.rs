@@ -38,10 +38,8 @@ const READ: [(&str, &str); 15] = [
     (
         "move",
         "move_id, shard_id, source, target, mode, phase, epoch, attempt, lease, lease_until, \
-            holder, fingerprint, \
-         back_of, back, rows, bytes, timings, last_error, wanted, hold_until, created_at, \
-         updated_at, audit, \
-         audited_at, audit_found",
+            holder, fingerprint, back_of, back, rows, bytes, timings, last_error, wanted, \
+            hold_until, created_at, updated_at, audit, audited_at, audit_found",
     ),
     ("mover", ""),
     (

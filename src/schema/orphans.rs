@@ -82,10 +82,8 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
             if !facts.schemas.contains(&row.schema) {
                 let what = "it has moved away, but there is no signpost where it was";
                 let remedy = "statements that come here by an old map fail, or find another schema \
-                    in the search_path: \
-                              restart the applications that have one; moving the shard here and \
-                              away again makes a \
-                              new signpost";
+                    in the search_path: restart the applications that have one; moving the shard \
+                    here and away again makes a new signpost";
                 findings.add_shard(
                     Severity::Warning,
                     "signpost_missing",

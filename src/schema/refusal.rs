@@ -147,11 +147,10 @@ pub(crate) fn shards_named(shards: &[ShardId]) -> String {
 pub fn restore(host: &HostName) -> String {
     format!(
         "restore its database from a backup or a standby, then run `pgshard recover {host}`; \
-            docs/trouble.md has the \
-         steps under \"A host has lost its database\". Only if its rows are lost for good: \
-         `pgshard bootstrap --lost {host}` makes its shards again, empty, and \
-         `pgshard moves repair SHARD --give-up {host}` takes one back whose old copy is on another \
-         host"
+            docs/trouble.md has the steps under \"A host has lost its database\". Only if its rows \
+            are lost for good: `pgshard bootstrap --lost {host}` makes its shards again, empty, \
+            and `pgshard moves repair SHARD --give-up {host}` takes one back whose old copy is on \
+            another host"
     )
 }
 

@@ -317,8 +317,7 @@ pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable,
                 Some(name) => Ok(Repeatable::Index(name)),
                 None => Err(
                     "needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which \
-                        would take an \
-                             invalid index as done",
+                        would take an invalid index as done",
                 ),
             }
         }

@@ -95,8 +95,7 @@ const LOCKED: &str = "cluster";
 
 /// What to do about lost rows.
 const RESTORE: &str = "restore the host's database from a backup or a standby: what was in it is \
-    lost, and nothing can \
-                       create it again";
+    lost, and nothing can create it again";
 
 /// A table as the migrations create it.
 #[derive(Clone, Debug)]

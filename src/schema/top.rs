@@ -1,5 +1,5 @@
-//! What a host is busy with: rows read and written by shard, the statements that took the most time,
-//! and the sessions that block others. For `pgshard top`.
+//! What a host is busy with: rows read and written by shard, the statements that took the most
+//! time, and the sessions that block others. For `pgshard top`.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use tokio_postgres::Client;
 use crate::pg::{quote_ident, shown};
 use crate::shard::{SchemaPrefix, ShardId};
 
-/// What a host is busy with. Counters only grow, until the host's statistics are reset; two readings
-/// give a rate.
+/// What a host is busy with. Counters only grow, until the host's statistics are reset; two
+/// readings give a rate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Activity {
     /// The shards that the host owns.

@@ -119,8 +119,7 @@ on_each_version! {
         let outcome = world.connect("localhost", &app).await;
         assert!(
             matches!(outcome, Err(ConnectError::Tls { .. })),
-            "others can read the key: \
-            {outcome:?}"
+            "others can read the key: {outcome:?}"
         );
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
         let hidden = world
@@ -167,8 +166,7 @@ on_each_version! {
             .rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong")
             .await;
         let full = format!(
-            "sslmode=verify-full sslrootcert={} \
-            channel_binding=require",
+            "sslmode=verify-full sslrootcert={} channel_binding=require",
             world.authority.display()
         );
         assert!(connect(&format!("{full} password=secret")).await.unwrap());
@@ -179,16 +177,14 @@ on_each_version! {
         for binding in ["disable", "prefer"] {
             assert!(
                 !connect(&format!(
-                    "sslmode=disable channel_binding={binding} \
-                password=secret"
+                    "sslmode=disable channel_binding={binding} password=secret"
                 ))
                 .await
                 .unwrap()
             );
             assert!(
                 connect(&format!(
-                    "sslmode=require channel_binding={binding} \
-                password=secret"
+                    "sslmode=require channel_binding={binding} password=secret"
                 ))
                 .await
                 .unwrap()
@@ -197,8 +193,7 @@ on_each_version! {
         // Without TLS there is nothing to bind to.
         let words = refusal(
             connect(
-                "sslmode=disable channel_binding=require \
-            password=secret",
+                "sslmode=disable channel_binding=require password=secret",
             )
             .await,
         );
@@ -269,8 +264,7 @@ on_each_version! {
             std::fs::write(
                 &rules,
                 format!(
-                    "host all app 127.0.0.1/32 \
-                {method}\n{before}"
+                    "host all app 127.0.0.1/32 {method}\n{before}"
                 ),
             )
             .unwrap();
@@ -300,8 +294,7 @@ on_each_version! {
             // A proof that is bound to this connection, or nothing is sent.
             let bound = options(
                 "localhost",
-                "password='pass wörd' sslmode=require \
-                channel_binding=require",
+                "password='pass wörd' sslmode=require channel_binding=require",
             );
             let outcome = replicated(&bound, encrypted).await;
             match method {
@@ -313,14 +306,12 @@ on_each_version! {
             }
             let plain = options(
                 "localhost",
-                "password='pass wörd' sslmode=disable \
-                channel_binding=require",
+                "password='pass wörd' sslmode=disable channel_binding=require",
             );
             let outcome = replicated(&plain, encrypted).await;
             assert!(
                 matches!(outcome, Err(ReplicationError::Unsupported { .. })),
-                "{method}: \
-                {outcome:?}"
+                "{method}: {outcome:?}"
             );
             for allowed in [
                 "scram-sha-256",
@@ -342,8 +333,7 @@ on_each_version! {
                     Err(ReplicationError::Unsupported { what, .. }) => {
                         assert!(
                             !passes && what.contains("require_auth"),
-                            "{method} {allowed}: \
-                            {what}"
+                            "{method} {allowed}: {what}"
                         );
                     }
                     Err(error) => panic!("{method} {allowed}: {error}"),
@@ -395,14 +385,12 @@ on_each_version! {
                     match passes {
                         true => drop(outcome.unwrap_or_else(|error| {
                             panic!(
-                                "{method} {keys}: \
-                            {error:?}"
+                                "{method} {keys}: {error:?}"
                             )
                         })),
                         false => assert!(
                             refusal(outcome).contains("require_auth"),
-                            "{method} \
-                            {keys}"
+                            "{method} {keys}"
                         ),
                     }
                 }

@@ -143,19 +143,16 @@ mod tests {
     #[test]
     fn only_what_differs_is_written() {
         let text = "# top\r\n[map]  # the map\r\nversion=1 # counted\r\n[map.placement]\r\n  db1 = \
-            '0 - 3'   # \
-                    old\r\n  db2   = \"4-7\"\r\n\r\n# end";
+            '0 - 3'   # old\r\n  db2   = \"4-7\"\r\n\r\n# end";
         assert_eq!(
             edited(text, 8, "db2", &[3]),
-            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 \
-                = \"0-2\"   # old\r\n  db2   \
-             = \"3@2, 4-7\"\r\n\r\n# end"
+            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = \
+                \"0-2\"   # old\r\n  db2   = \"3@2, 4-7\"\r\n\r\n# end"
         );
         assert_eq!(
             edited(text, 8, "db3", &[4, 5, 6, 7]),
             "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = '0 - \
-                3'   # old\r\n  db2   \
-             = \"\"\r\n  db3 = \"4-7@2\"\r\n\r\n# end"
+                3'   # old\r\n  db2   = \"\"\r\n  db3 = \"4-7@2\"\r\n\r\n# end"
         );
     }
 
@@ -168,8 +165,8 @@ mod tests {
             "[map]\nversion = 1\nplacement = { db1 = \"0-7\" } # all\n",
             "[map.placement]\ndb1 = \"0-7\"\n[map]\nversion = 1",
             "[map]\nversion = 1\n[map.placement]\ndb1 = \"0-7\"",
-            "[map]\nversion = 1\n[map.placement]\ndb1 \
-                = \"\"\"\n0-3,\n4-7\"\"\"\n[hosts.db1]\n[hosts.db2]\n",
+            "[map]\nversion = 1\n[map.placement]\ndb1 = \
+                \"\"\"\n0-3,\n4-7\"\"\"\n[hosts.db1]\n[hosts.db2]\n",
         ] {
             edited(text, 8, "db1", &[1]);
             let out = edited(text, 8, "db2", &[1, 2]);

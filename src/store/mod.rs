@@ -164,8 +164,7 @@ pub enum StoreError {
     /// The tables of the map are not there.
     #[error(
         "{to} has no schema pgshard_map: `pgshard map import` brings a map there, `pgshard map \
-            rebuild` one of what \
-         the hosts say"
+            rebuild` one of what the hosts say"
     )]
     NotInstalled {
         /// `user@address/database`.

@@ -18,16 +18,16 @@
 //! # fn main() {}
 //! ```
 //!
-//! It needs PostgreSQL's programs on the machine ([`dev::Binaries`](crate::dev::Binaries) says where
-//! they are looked for), no superuser, no container, and no server that runs already.
+//! It needs PostgreSQL's programs on the machine ([`dev::Binaries`](crate::dev::Binaries) says
+//! where they are looked for), no superuser, no container, and no server that runs already.
 //!
 //! # How it is fast
 //!
 //! The first time, a server is made, bootstrapped and stopped, and its data directory is kept in a
 //! cache among the temporary files. The cache depends on PostgreSQL's version, the contents of the
-//! migrations, pgshard's control schema, and the numbers of hosts and shards. The tests of a process
-//! share one server that begins as a copy of it, and each gets new databases there, copied by
-//! `CREATE DATABASE … TEMPLATE`: a host of pgshard's is a database.
+//! migrations, pgshard's control schema, and the numbers of hosts and shards. The tests of a
+//! process share one server that begins as a copy of it, and each gets new databases there, copied
+//! by `CREATE DATABASE … TEMPLATE`: a host of pgshard's is a database.
 //!
 //! Tests may run in parallel, in one process or in several (nextest): each process has its own
 //! server.
@@ -39,8 +39,8 @@
 //!
 //! # One cluster for several tests
 //!
-//! Keep it in a static, and take a router for each test: a router belongs to the runtime in which it
-//! was made, and `#[tokio::test]` makes one for each test.
+//! Keep it in a static, and take a router for each test: a router belongs to the runtime in which
+//! it was made, and `#[tokio::test]` makes one for each test.
 //!
 //! ```no_run
 //! use pgshard::testing::{self, TestCluster};

@@ -152,8 +152,8 @@ on_each_version! {
         assert_eq!(world.run(&["check"]).await.code(), 0);
     }
 
-    /// While the role's password changes every few seconds, and a program prints the present one, every
-    /// command, the console and each new connection of a router get in, and moves go on.
+    /// While the role's password changes every few seconds, and a program prints the present one,
+    /// every command, the console and each new connection of a router get in, and moves go on.
     async fn a_token_that_changes_keeps_nobody_out(version) {
         let world = World::new(&[version, version], 4).await;
         let config = std::fs::read_to_string(&world.config.path).unwrap();
@@ -217,8 +217,8 @@ on_each_version! {
         assert_eq!(there as u64, written.load(Ordering::Relaxed));
     }
 
-    /// A server that logical replication has filled lacks the values of sequences. `check` finds the
-    /// shards that make no ID, and its remedy sets them right.
+    /// A server that logical replication has filled lacks the values of sequences. `check` finds
+    /// the shards that make no ID, and its remedy sets them right.
     async fn sequences_that_were_never_called_are_found(version) {
         let world = World::new(&[version, version], 4).await;
         let db1 = world.servers.app(0).await;

@@ -262,8 +262,8 @@ async fn helper() {
     std::future::pending::<()>().await;
 }
 
-/// Several processes that start at the same time, as nextest's do, have a server each. It stops, and
-/// its directory goes, when the process is killed.
+/// Several processes that start at the same time, as nextest's do, have a server each. It stops,
+/// and its directory goes, when the process is killed.
 #[test]
 fn nothing_stays_of_a_killed_process() {
     let folder = migrations(TABLES);

@@ -2,8 +2,8 @@
 //! only those below it in mind.
 //!
 //! A file's imports are the paths in its code that begin with `crate`, `super`, `self`, or a module
-//! that the file declares. A `pub use` is no import of the file that has it: a path through it leads
-//! to the file that defines the name. Test modules do not count.
+//! that the file declares. A `pub use` is no import of the file that has it: a path through it
+//! leads to the file that defines the name. Test modules do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,8 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use super::{File, files, none_of};
 
-/// The circles that are still to be cut, each by its first file: no others may be added, and a circle
-/// that is cut leaves this list.
+/// The circles that are still to be cut, each by its first file: no others may be added, and a
+/// circle that is cut leaves this list.
 const KNOWN: &[&str] = &[
     "src/bin/pgshard/commands/console/pages/balance.rs",
     "src/bin/pgshard/commands/migrate/mod.rs",

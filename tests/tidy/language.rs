@@ -1,7 +1,8 @@
 //! The language of comments and documents: how often the words of docs/style.md occur that a reader
 //! of PostgreSQL's or Django's documentation would stumble over.
 //!
-//! The limits are the counts of today. They may only fall: a change that rewrites a page lowers them.
+//! The limits are the counts of today. They may only fall: a change that rewrites a page lowers
+//! them.
 
 use super::{File, files, none_of};
 

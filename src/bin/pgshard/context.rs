@@ -150,8 +150,7 @@ pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
             );
             Err(Failure::new(Exit::Failed, error).hint(
                 "have every host answer, and run it again; or take the map from a config that has \
-                    it: `pgshard map \
-                 import FILE`",
+                    it: `pgshard map import FILE`",
             ))
         }
     }
@@ -331,8 +330,7 @@ pub(crate) fn mistakes(error: &MigrationsError) -> Vec<String> {
 }
 
 const NO_FOLDER: &str = "correct `migrations` in [cluster]: a path that is not absolute starts at \
-    the folder of the \
-                         config; leave it out if you have none";
+    the folder of the config; leave it out if you have none";
 
 /// The hosts of these names.
 ///

@@ -136,8 +136,7 @@ pub enum Refusal {
     /// Two hosts began on their own.
     #[error(
         "{first} and {second} have two series of one name, whose tickets may be the same: take a \
-            new name, or drop one \
-         of the two by hand"
+            new name, or drop one of the two by hand"
     )]
     SeriesDiffer {
         /// A host.
@@ -162,8 +161,7 @@ pub enum Refusal {
     /// half-way.
     #[error(
         "host {host} has claimed the residues {first} and {second}: delete the one it does not use \
-            from \
-         pgshard_tickets.claim"
+            from pgshard_tickets.claim"
     )]
     TwoResidues {
         /// The host.
@@ -187,8 +185,7 @@ pub enum Refusal {
     /// Every residue is taken.
     #[error(
         "all {stride} residues are taken, by {}: a host that is lost for ever can be replaced, \
-            with --replace HOST \
-         --start N",
+            with --replace HOST --start N",
         hosts.join(", ")
     )]
     Full {
@@ -207,16 +204,14 @@ pub enum Refusal {
     /// restored.
     #[error(
         "{0} has lost its record of the tickets it gave, which would come again: give a start \
-            above all of them, \
-         --start N (--start 1 if it never gave one)"
+            above all of them, --start N (--start 1 if it never gave one)"
     )]
     Forgotten(HostName),
     /// Too few of the hosts that give tickets were asked: two that know nothing of each other could
     /// give one residue away twice.
     #[error(
         "more than half of the hosts that give these tickets must be in the config and answer, and \
-            {} {} not: add {}, \
-         or name what is lost for ever with --lost",
+            {} {} not: add {}, or name what is lost for ever with --lost",
         missing.join(", "),
         if missing.len() == 1 { "is" } else { "are" },
         if missing.len() == 1 { "it" } else { "them" }

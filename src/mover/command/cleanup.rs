@@ -174,8 +174,7 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
             Ok(session) => identity::take_back_or_warn(&session).await,
             Err(error) => {
                 tracing::warn!(host = %target, error = chain(&error), "a lent replica identity was \
-                    not taken back: \
-                `pgshard moves gc` does it")
+                    not taken back: `pgshard moves gc` does it")
             }
         }
     }
@@ -228,8 +227,7 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
     if there.is_none_or(|row| row.epoch <= entry.epoch) {
         let reason = format!(
             "host {} does not have it at epoch {} or later: `pgshard moves repair {shard} --plan` \
-                says what can be \
-             done",
+                says what can be done",
             entry.target,
             entry.epoch.next()
         );
@@ -267,8 +265,7 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
         };
         return Err(not_now(format!(
             "{left} on host {} {why}. Compare its functions, types and grants with those of {} on \
-                host {}, drop \
-             {left} by hand, then complete the move",
+                host {}, drop {left} by hand, then complete the move",
             entry.source, names.schema, entry.target
         )));
     }

@@ -409,8 +409,7 @@ impl Session {
         );
         let remedy = format!(
             "look whether {target} was taken out of the config since this command began; if it \
-                shall be a host, \
-             `pgshard bootstrap` with a config that names it"
+                shall be a host, `pgshard bootstrap` with a config that names it"
         );
         Error::Refused {
             refusals: vec![Refusal::new("the shard", reason, remedy).at(shard, &self.host)],

@@ -49,8 +49,7 @@ impl Alteration {
             }
             Alteration::Rows => {
                 "columns were altered, or tables renamed, since the target was built. They look \
-                    the same now, but the \
-                 rows may be others"
+                    the same now, but the rows may be others"
             }
         }
     }

@@ -303,8 +303,8 @@ pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
             0 => format!("sequence {name} has no values left, and will have none at the target"),
             _ => format!(
                 "sequence {name} has {left} values left, of which the move skips {ahead}: fewer \
-                    than the 10,000 that \
-                 keep nextval in transactions older than the fence from giving a value twice"
+                    than the 10,000 that keep nextval in transactions older than the fence from \
+                    giving a value twice"
             ),
         }
     };

@@ -420,8 +420,7 @@ fn against_target(
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
             let reason = format!("was there at epoch {}, later than the source's", row.epoch);
             let remedy = "run `pgshard check`; was the source restored, or failed over to a \
-                standby that lacked its \
-                          last commits?";
+                standby that lacked its last commits?";
             refuse(reason, remedy);
         }
         _ => {}
@@ -743,8 +742,7 @@ pub(crate) fn warnings(
         warnings.extend(source.stream.idle_max.iter().map(|most| {
             format!(
                 "{} has idle_replication_slot_timeout = {most}: a copy that takes longer is lost, \
-                    since nobody reads \
-                 the slot meanwhile; set it to 0 until the move is done",
+                    since nobody reads the slot meanwhile; set it to 0 until the move is done",
                 source.name
             )
         }));
@@ -758,8 +756,7 @@ pub(crate) fn warnings(
         };
         warnings.push(format!(
             "{} needs about {} of disk space and writes as much WAL; {} keeps the old copies until \
-                `pgshard moves \
-             complete`{kept}",
+                `pgshard moves complete`{kept}",
             target.name,
             Bytes(bytes),
             source.name

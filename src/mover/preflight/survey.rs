@@ -285,8 +285,7 @@ async fn locate(
         if host == request.target && !owned {
             let reason = "is not there, although the map or another host says so";
             let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, \
-                `pgshard map \
-                          rebuild` corrects the map";
+                `pgshard map rebuild` corrects the map";
             refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
         }
         placed.insert(shard, host);
@@ -386,8 +385,7 @@ fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
         plan.epoch, latest.by, latest.epoch
     );
     let remedy = "the host was restored from before a move, or failed over to a standby that lacks \
-        it, and has old \
-                  rows: run `pgshard check`";
+        it, and has old rows: run `pgshard check`";
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 

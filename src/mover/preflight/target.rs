@@ -232,8 +232,7 @@ pub(in crate::mover) async fn strangers_objects(
             let whose = here.map_or_else(|| "nobody".to_owned(), |here| here.name.clone());
             let reason = format!(
                 "uses {kind} {name}, which belongs to {owner} at the target and to {whose} at {}: \
-                    it would run as \
-                 whoever writes",
+                    it would run as whoever writes",
                 source.host
             );
             let remedy = "look at what it does there; give it to the same role on both hosts, or \

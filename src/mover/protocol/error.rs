@@ -38,7 +38,8 @@ pub enum Error {
         /// The name.
         host: HostName,
     },
-    /// No connection to a host can be made; [`ConnectError::host_state`] is the state that it is in.
+    /// No connection to a host can be made; [`ConnectError::host_state`] is the state that it is
+    /// in.
     #[error("host {host} {}", source.host_state())]
     Connect {
         /// The host.
@@ -46,8 +47,8 @@ pub enum Error {
         /// Why not.
         source: ConnectError,
     },
-    /// A host that was given up answers, so that it may serve the shard, and no operator has declared that it
-    /// was fenced off. Nothing was changed.
+    /// A host that was given up answers, so that it may serve the shard, and no operator has
+    /// declared that it was fenced off. Nothing was changed.
     #[error("host {host} is not gone, for it {state}: {why}")]
     NotGone {
         /// The host.
@@ -77,8 +78,8 @@ pub enum Error {
     /// there.
     #[error(
         "host {host} has a control schema of version {version}, and this pgshard works with \
-            version {VERSION}: run \
-         `pgshard bootstrap --host {host}`, which may be done while the application works"
+            version {VERSION}: run `pgshard bootstrap --host {host}`, which may be done while the \
+            application works"
     )]
     ControlOld {
         /// The host.
@@ -90,8 +91,7 @@ pub enum Error {
     /// it does not know. Nothing was changed there.
     #[error(
         "host {host} has a control schema of version {version}, and this pgshard works with \
-            version {VERSION}: use the \
-         newer pgshard"
+            version {VERSION}: use the newer pgshard"
     )]
     ControlNewer {
         /// The host.
@@ -158,8 +158,7 @@ pub enum Error {
     /// back. The shard is served.
     #[error(
         "shard {shard}: the replica identity of table {table} cannot be altered, because somebody \
-            on host {host} \
-         has the table locked{}",
+            on host {host} has the table locked{}",
         by(blockers)
     )]
     IdentityBlocked {
@@ -309,8 +308,7 @@ pub enum Error {
     /// source serves.
     #[error(
         "shard {shard}: generated columns of {table} have other values at the target: {}. What \
-            computes them is not \
-         the same there, or no longer what has computed the source's",
+            computes them is not the same there, or no longer what has computed the source's",
         columns.join(", ")
     )]
     Computed {
@@ -516,8 +514,7 @@ pub enum Error {
     /// does not send them again. A resume copies the shard again.
     #[error(
         "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over \
-            to a standby that \
-         lacked them"
+            to a standby that lacked them"
     )]
     StreamLost {
         /// The shard.

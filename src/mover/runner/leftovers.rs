@@ -46,7 +46,6 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
 pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
     if let Err(error) = drop_shared(context, shared).await {
         tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops \
-            what is left of the \
-            stream");
+            what is left of the stream");
     }
 }

@@ -236,8 +236,7 @@ pub(crate) async fn take_back_or_warn(session: &Session) {
     };
     for error in failed {
         tracing::warn!(host = %session.host, error = chain(&error), "a replica identity is still \
-            lent: `pgshard moves \
-            gc` takes it back");
+            lent: `pgshard moves gc` takes it back");
     }
 }
 

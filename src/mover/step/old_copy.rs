@@ -194,8 +194,7 @@ impl ShardMove<'_> {
             Recorded::Same => {}
             Recorded::Other => {
                 let reason = "the shard's tables were altered since, or one of its foreign keys \
-                    was not validated, \
-                              because rows break it (`pgshard check --ddl` says which)";
+                    was not validated, because rows break it (`pgshard check --ddl` says which)";
                 return Err(refuse(reason.to_owned()));
             }
             Recorded::Unknown => {

@@ -211,8 +211,7 @@ impl BackfillFault {
 
 /// What to do when the statement differs from the one that was begun.
 pub(super) const REMEDY_EDITED: &str = "restore the statement; or give the new one a name of its \
-    own: it then \
-                                        begins at the first key again";
+    own: it then begins at the first key again";
 
 /// Why nothing is run on any host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

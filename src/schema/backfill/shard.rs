@@ -301,17 +301,15 @@ impl OnShard<'_> {
         if !row.try_get::<_, bool>(3)? {
             return Ok(Err(format!(
                 "its table {table} has no B-tree index that begins with {name}: each range would \
-                    read \
-                                   all of it"
+                    read all of it"
             )));
         }
         if row.try_get::<_, bool>(4)? {
             let role: String = row.try_get(5)?;
             return Ok(Err(format!(
                 "its table {table} has row-level security for the role {role} too, and rows that a \
-                    policy hides would \
-                 be left out: give {role} BYPASSRLS, or take FORCE ROW LEVEL SECURITY from the \
-                 table"
+                    policy hides would be left out: give {role} BYPASSRLS, or take FORCE ROW LEVEL \
+                    SECURITY from the table"
             )));
         }
         Ok(Ok(Key {

@@ -22,10 +22,9 @@ pub(in crate::schema) fn went_back(
     );
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby \
-            that lacks it, and \
-         answers with old rows; {REPAIR}, and `pgshard recover {owner} --plan` with all of its \
-         shards; \
-         docs/trouble.md has the steps under \"A host has gone back in time\""
+            that lacks it, and answers with old rows; {REPAIR}, and `pgshard recover {owner} \
+            --plan` with all of its shards; docs/trouble.md has the steps under \"A host has gone \
+            back in time\""
     );
     (what, remedy)
 }
@@ -42,8 +41,7 @@ pub(in crate::schema) fn jumped(
     );
     let remedy = format!(
         "somebody has written to pgshard.shard of {from}, or it is not what it says it is: keep \
-            writers from it, see \
-         who can write to it, and restore it from a backup"
+            writers from it, see who can write to it, and restore it from a backup"
     );
     (what, remedy)
 }

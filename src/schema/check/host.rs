@@ -85,8 +85,7 @@ fn unread_remedy(state: HostState) -> String {
 fn not_owner(owner: &str, role: &str) -> String {
     format!(
         "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard \
-            rights --for \
-         monitor --role {}` prints",
+            rights --for monitor --role {}` prints",
         shell_word(role)
     )
 }
@@ -179,8 +178,7 @@ fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFac
     for role in &control.routers.lacking {
         let what = format!(
             "the role {role} may use shards here, and may not ask where they are: its statements \
-                fail while a shard \
-             moves"
+                fail while a shard moves"
         );
         let prints = format!(
             "what `pgshard rights --for router --role {}` prints",

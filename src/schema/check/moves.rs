@@ -208,8 +208,7 @@ fn not_audited(findings: &mut Findings, host: &HostName, audit: &KeptAudit) {
                 {found}"
         );
         let remedy = "its old copy is right, and what was written since: compare and repair as \
-            docs/differs.md says \
-                      under \"A move that differs\"";
+            docs/differs.md says under \"A move that differs\"";
         findings.add_shard(
             Severity::Alarm,
             "audit_differs",

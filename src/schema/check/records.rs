@@ -33,8 +33,7 @@ pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {
                 let message = format!("{by} knows it as a host, and the config does not name it");
                 let remedy = format!(
                     "name it in the config again, or, if it is gone, have the hosts forget it: \
-                        `pgshard bootstrap \
-                     --lost {host}`"
+                        `pgshard bootstrap --lost {host}`"
                 );
                 findings.add(
                     Severity::Warning,

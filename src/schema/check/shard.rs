@@ -98,10 +98,8 @@ fn twice(
     let remedy = if (right, served) == (in_map.host, in_map.epoch) && served > other_epoch {
         format!(
             "{right} is right, by its epoch and by the map; {other} does not know of the move, and \
-                what it takes is \
-             missing on {right}: {REPAIR}, which has {other} stand down and keeps what it took; \
-             docs/trouble.md, \
-             \"Hosts contradict each other\""
+                what it takes is missing on {right}: {REPAIR}, which has {other} stand down and \
+                keeps what it took; docs/trouble.md, \"Hosts contradict each other\""
         )
     } else {
         format!("stop its writers, find out by its rows which is right, then {REPAIR}")

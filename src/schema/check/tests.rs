@@ -64,8 +64,7 @@ fn every_difference_is_found() {
             vec![("db1", ""), quiet],
             vec![
                 "alarm served_nowhere db1 shard 0: the map says that it has moved before (epoch \
-                    4), but no host \
-                 knows it",
+                    4), but no host knows it",
             ],
         ),
         (
@@ -90,8 +89,7 @@ fn every_difference_is_found() {
             vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")],
             vec![
                 "alarm went_back db1 shard 0: db2 gave it to db1 at epoch 3, but db1 serves it at \
-                    epoch 1, from \
-                 before that",
+                    epoch 1, from before that",
             ],
         ),
         (
@@ -103,8 +101,7 @@ fn every_difference_is_found() {
             ],
             vec![
                 "alarm went_back db1 shard 0: db3 gave it to db1 at epoch 5, but db1 serves it at \
-                    epoch 1, from \
-                 before that",
+                    epoch 1, from before that",
             ],
         ),
         (
@@ -121,8 +118,7 @@ fn every_difference_is_found() {
             ],
             vec![
                 "alarm went_back db1 shard 0: db2 gave it to db3 at epoch 3, but db1 serves it at \
-                    epoch 1, from \
-                 before that",
+                    epoch 1, from before that",
             ],
         ),
         (
@@ -132,8 +128,7 @@ fn every_difference_is_found() {
                 "alarm served_twice - shard 0: db2 (epoch 2147483647) and db1 (epoch 2) both serve \
                     it",
                 "alarm epoch_jump db2 shard 0: db2 says that it is in epoch 2147483647; the map \
-                    has epoch 2, and \
-                 no host comes near",
+                    has epoch 2, and no host comes near",
             ],
         ),
     ]);
@@ -159,8 +154,7 @@ fn every_move_that_is_half_done_is_found() {
             vec![("db1", "0 moved 2 db2"), quiet],
             vec![
                 "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), \
-                    which does not \
-                 serve it",
+                    which does not serve it",
             ],
         ),
         (
@@ -169,8 +163,7 @@ fn every_move_that_is_half_done_is_found() {
             vec![
                 DOWN,
                 "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it \
-                    has moved to \
-                 db2 (epoch 2)",
+                    has moved to db2 (epoch 2)",
             ],
         ),
         (
@@ -219,8 +212,7 @@ fn every_host_that_has_forgotten_is_found() {
             vec![("db1", "empty"), ("db2", "0 knows db1 1")],
             vec![
                 "alarm host_emptied db1 shard 0: the database of db1 is empty, and db2 knows that \
-                    the shard was \
-                 there",
+                    the shard was there",
             ],
         ),
         (
@@ -247,8 +239,7 @@ fn every_host_that_has_forgotten_is_found() {
                 "alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config \
                     does not name",
                 "warning shard_elsewhere db9 shard 0: the map puts it on db1, but db1 says that it \
-                    has moved to \
-                 db9 (epoch 2)",
+                    has moved to db9 (epoch 2)",
             ],
         ),
         (
@@ -531,8 +522,7 @@ fn why_a_move_was_not_audited() {
         [
             format!(
                 "audit_differs shard 3: db2 did not have what it had here when the move {id} \
-                    opened it there: table \
-                 photos (7)"
+                    opened it there: table photos (7)"
             ),
             format!("not_audited shard 1: the move {id} to db2 was not audited: it was broken off"),
             format!(

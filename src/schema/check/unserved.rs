@@ -92,9 +92,8 @@ fn given_away(
         );
         let remedy = format!(
             "was {to} restored, emptied, or failed over to a standby that lacked the shard? \
-                Restore it to where it \
-             was; else {REPAIR} with the old copy on {from}, and `pgshard recover {to} --plan` \
-             with all shards of {to}"
+                Restore it to where it was; else {REPAIR} with the old copy on {from}, and \
+                `pgshard recover {to} --plan` with all shards of {to}"
         );
         findings.add_shard(
             Severity::Alarm,

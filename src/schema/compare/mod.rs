@@ -249,8 +249,7 @@ mod tests {
                 "shard 3: defined differently from 2 others: table t: column b: integer, elsewhere \
                     bigint",
                 "shard 7: defined differently from 2 others: index t_x: only here; table t: column \
-                    a: missing; \
-                 table t: column b: integer, elsewhere bigint",
+                    a: missing; table t: column b: integer, elsewhere bigint",
             ]
         );
     }

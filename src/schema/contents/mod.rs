@@ -176,8 +176,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 );
                 let remedy = format!(
                     "a query by such an ID goes to the other shard: move the rows to where \
-                        `pgshard locate --id {id}` \
-                     says, or give them IDs by {schema}.next_id()"
+                        `pgshard locate --id {id}` says, or give them IDs by {schema}.next_id()"
                 );
                 findings.add_shard(
                     Severity::Error,
@@ -192,8 +191,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 let time = epoch.time(Id::decode(id).ms());
                 let what = format!(
                     "{table}.{name} has {id}, of {time}, which its next_id() has not reached yet: \
-                        it would \
-                     be given out twice"
+                        it would be given out twice"
                 );
                 let remedy = format!(
                     "SELECT {schema}.resume_after({id}); \
@@ -238,8 +236,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
         } => {
             let what = format!(
                 "{table}.{name} has {value}, which its sequence will reach: an insert then fails, \
-                    or makes \
-                 it a duplicate"
+                    or makes it a duplicate"
             );
             let literal = sequence.replace('\'', "''");
             let remedy = format!("SELECT setval('{literal}', {value})");

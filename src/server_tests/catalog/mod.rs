@@ -595,8 +595,7 @@ on_each_version! {
             "ALTER FUNCTION a.f3() \
             STABLE",
             "DROP TABLE a.t8",
-            "COMMENT ON COLUMN a.t9.v \
-            IS 'c'",
+            "COMMENT ON COLUMN a.t9.v IS 'c'",
         ] {
             let digested = digest(&mut client, schema).await;
             run(&client, own).await;

@@ -20,8 +20,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "CREATE TABLE t (id int); ALTER TABLE t FORCE ROW LEVEL \
         SECURITY",
         "table t",
-        "row level \
-        security",
+        "row level security",
     ),
     (
         "CREATE TABLE t (id int, a int); CREATE STATISTICS public.s ON id, a FROM t",
@@ -32,8 +31,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "CREATE EXTENSION citext SCHEMA \
         shard_0007",
         "extension citext",
-        "is an extension, which is \
-        not carried",
+        "is an extension, which is not carried",
     ),
     (
         "CREATE EXTENSION citext SCHEMA shard_0007",
@@ -66,15 +64,13 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "CREATE TABLE public.t (id int); CREATE TABLE u () INHERITS \
         (public.t)",
         "table u",
-        "inherits \
-        a table of another",
+        "inherits a table of another",
     ),
     (
         "CREATE TABLE t (id int); CREATE TABLE public.u () INHERITS \
         (t)",
         "table t",
-        "or is inherited \
-        by one",
+        "or is inherited by one",
     ),
     (
         "CREATE TABLE t (id int); REVOKE INSERT ON t FROM app",

@@ -1,5 +1,5 @@
-//! `pgshard top`: what it shows of a load on one shard, of a slow statement on many, and of a session
-//! that blocks another.
+//! `pgshard top`: what it shows of a load on one shard, of a slow statement on many, and of a
+//! session that blocks another.
 
 use std::time::Duration;
 

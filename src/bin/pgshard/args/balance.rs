@@ -17,8 +17,7 @@ the fullest host is within the threshold. Moves run in waves: one group of shard
 and one in.
 
 A second run finishes moves that were interrupted, then plans anew from what the hosts have. \
-Ctrl-C \
-ends the running wave in order, and prints the command that goes on.
+Ctrl-C ends the running wave in order, and prints the command that goes on.
 
 Examples:
   pgshard rebalance --plan

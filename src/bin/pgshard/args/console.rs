@@ -15,10 +15,9 @@ host \
 that has not answered within --timeout-s is shown in grey; nobody waits for it.
 
 Elsewhere than on the loopback address it wants a --token-file, which browsers ask for as the \
-password \
-of the user pgshard, and which scripts send as `Authorization: Bearer`. It speaks no TLS: put a \
-proxy in \
-front, and tell its name with --name. /api/ has the same as JSON, /metrics what the exporter has.
+password of the user pgshard, and which scripts send as `Authorization: Bearer`. It speaks no TLS: \
+put a proxy in front, and tell its name with --name. /api/ has the same as JSON, /metrics what the \
+exporter has.
 
 Examples:
   pgshard console

@@ -104,10 +104,8 @@ Doing it again does only what is left. Nothing is run anywhere if a file was edi
 after it was run, or put in before one that was run: exit code 4.
 
 In a file {shard} stands for the name of the shard's schema, in strings too \
-('{shard}.photos'::regclass), \
-and {shard_id} for its number; {{shard}} is the text {shard} itself. Shards that are not there yet \
-are \
-made by `pgshard bootstrap`, with all migrations.
+('{shard}.photos'::regclass), and {shard_id} for its number; {{shard}} is the text {shard} itself. \
+Shards that are not there yet are made by `pgshard bootstrap`, with all migrations.
 
 Examples:
   pgshard migrate up --canary 1%
@@ -195,11 +193,10 @@ begun, with higher keys, are not gone through: let the application write them as
 first.
 
 Shards that move meanwhile are gone on with where they are then. A shard that fails is named and \
-the \
-others go on: exit code 8; run it again for what is left. A statement that was edited since it was \
-begun \
-is refused: exit code 4. The first backfill makes the table pgshard_backfill in each shard, as a \
-migration would, and ends the way back of shards that were moved and could be taken back.
+the others go on: exit code 8; run it again for what is left. A statement that was edited since it \
+was begun is refused: exit code 4. The first backfill makes the table pgshard_backfill in each \
+shard, as a migration would, and ends the way back of shards that were moved and could be taken \
+back.
 
 Examples:
   pgshard migrate backfill backfills/0001_captions.sql --table photos

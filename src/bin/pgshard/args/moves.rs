@@ -389,8 +389,7 @@ overrules it. The move \
 cannot be taken back afterwards.
 
 Ctrl-C ends it between two shards (exit code 130) and names those whose old copies are left; a \
-second one ends it at \
-once. The same command drops the rest.
+second one ends it at once. The same command drops the rest.
 
 Examples:
   pgshard moves complete
@@ -438,12 +437,11 @@ which rows the \
 shard may then lack, and where those are. It drops no row.
 
 It does what is safe: a host stands down if another has the shard by a later epoch, and a target \
-that has lost the \
-open of a decided shard opens it again. Where a repair would give up rows that a host has, or may \
-have, it says so \
-and does nothing (exit code 4) until --give-up names that host. Such a host must not come back as \
-it was. A host that answers, even with an error, is not gone: it may serve the shard. It is given \
-up only where --fenced says that no application reaches it any more.
+that has lost the open of a decided shard opens it again. Where a repair would give up rows that a \
+host has, or may have, it says so and does nothing (exit code 4) until --give-up names that host. \
+Such a host must not come back as it was. A host that answers, even with an error, is not gone: it \
+may serve the shard. It is given up only where --fenced says that no application reaches it any \
+more.
 
 Examples:
   pgshard moves repair 7 --plan

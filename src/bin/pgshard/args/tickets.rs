@@ -23,9 +23,8 @@ which residue belongs to which host, so all must answer. Doing it again changes 
 host, name it; it begins where the others are.
 
 A host that is lost for good is taken out of the config. Its residue stays taken, unless another \
-takes it over: --replace, with a --start above every ticket that the lost one may have given. \
-Of the hosts that give the tickets more than half must answer, not counting those named with \
---lost. \
+takes it over: --replace, with a --start above every ticket that the lost one may have given. Of \
+the hosts that give the tickets more than half must answer, not counting those named with --lost. \
 A host restored from a backup, or built anew, needs a --start too before it serves.
 
 With --max no host gives a ticket above it, whichever hosts are named: at the end, taking tickets \
@@ -108,8 +107,7 @@ role needs CREATE on the database. Doing it again changes nothing; a table of an
 upgraded.
 
 A new table grants no number for two minutes, because generators may still lease from another one, \
-or \
-from one that is lost. Where there never were any, --first spares the wait.
+or from one that is lost. Where there never were any, --first spares the wait.
 
 Examples:
   pgshard workers install --host db1 --first")]

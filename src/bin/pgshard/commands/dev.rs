@@ -69,8 +69,7 @@ pub(crate) async fn up(
     for name in &up.open {
         output.warning(format_args!(
             "{name} lets in every user of this machine, as an older pgshard made it: `pgshard dev \
-                down`, which removes \
-             its data, and `dev up` make one that asks for a password"
+                down`, which removes its data, and `dev up` make one that asks for a password"
         ));
     }
     for (name, url) in up

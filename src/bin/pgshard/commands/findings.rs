@@ -289,7 +289,8 @@ impl Doubts {
     }
 }
 
-/// What is doubtful in a finding, for each of its shards: every alarm, and all that a move explains.
+/// What is doubtful in a finding, for each of its shards: every alarm, and all that a move
+/// explains.
 fn doubts_of(finding: &Finding) -> impl Iterator<Item = Doubt> {
     let of_a_move = !finding.shards.is_empty() || OF_MOVES.contains(&finding.code);
     let is_doubtful = match finding.severity {

@@ -41,9 +41,8 @@ pub(crate) fn run(
     write(&path, &text(hosts, shards)?, overwrite, output)?;
     output.note(
         "\nnext:\n  1. put your servers' URLs into it, and look at shards and epoch, which cannot \
-            change later\n  \
-         2. pgshard check       can the servers be reached?\n  \
-         3. pgshard bootstrap   create the shards on them",
+            change later\n  2. pgshard check       can the servers be reached?\n  3. pgshard \
+            bootstrap   create the shards on them",
     );
     Ok(Exit::Done)
 }
@@ -61,9 +60,8 @@ pub(crate) async fn run_from(
     write(&path, &text, overwrite, output)?;
     output.note(
         "\nnext:\n  1. write into it what no host knows: where passwords are, [router], \
-            [rebalance], weights of hosts, \
-         and [map] if the\n     map is in a database\n  \
-         2. pgshard check       does it fit?",
+            [rebalance], weights of hosts, and [map] if the\n     map is in a database\n  2. \
+            pgshard check       does it fit?",
     );
     Ok(Exit::Done)
 }

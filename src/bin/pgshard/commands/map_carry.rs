@@ -228,8 +228,7 @@ fn pgdog(config: &Config, map: &ShardMap) -> Result<String, Failure> {
             };
             written.push_str(&format!(
                 "{title}\n[[databases]]\nname = \"pgshard\"\nhost = {}\nport = \
-                    {port}\ndatabase_name = {}\nrole = \
-                 \"{role}\"\nshard = {number}\n",
+                    {port}\ndatabase_name = {}\nrole = \"{role}\"\nshard = {number}\n",
                 text(place),
                 text(host.connect.database()),
             ));

@@ -273,8 +273,7 @@ fn end(
     for name in tickets {
         output.hint(format_args!(
             "{} gives tickets {name}: if it has lost commits, `pgshard tickets create {name} \
-                --hosts {} --start N`, N \
-             above every ticket that is in use",
+                --hosts {} --start N`, N above every ticket that is in use",
             plan.host, plan.host
         ));
     }

@@ -47,8 +47,8 @@ pub(super) fn warn_of_writers(config: &Config, bound: Duration, output: &Arc<Out
             };
             output.warning(format_args!(
                 "the role {role} {why} on {}, and could drop it: watching needs no more than \
-                    `pgshard rights --for \
-                 monitor --role NAME` gives; have the urls of this config name such a role",
+                    `pgshard rights --for monitor --role NAME` gives; have the urls of this config \
+                    name such a role",
                 hosts.join(", ")
             ));
         }

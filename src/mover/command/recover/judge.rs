@@ -417,10 +417,8 @@ fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
                 shards: vec![*shard],
                 what: format!(
                     "its IDs would have to go on after {after}, far ahead of the clock of {host}: \
-                        {}. If that is an ID \
-                     of the shard, the owner of its schema confirms it with this statement; if \
-                     not, give that row \
-                     another ID",
+                        {}. If that is an ID of the shard, the owner of its schema confirms it \
+                        with this statement; if not, give that row another ID",
                     floor.why
                 ),
                 commands: vec![format!("SELECT {schema}.resume_after({id}, '{days} days')")],

@@ -93,8 +93,7 @@ fn what_is_repaired_and_what_is_asked() {
         ),
         (
             ["0 serving 1, 1 serving 1", "0 serving 2", "1 serving 3"],
-            "move 0 to db2 2; move 1 to db3 3; \
-          repair 0 for db2; repair 1 for db3",
+            "move 0 to db2 2; move 1 to db3 3; repair 0 for db2; repair 1 for db3",
         ),
         // The host is from before the shard came and went, or from before it came.
         (
@@ -114,8 +113,7 @@ fn what_is_repaired_and_what_is_asked() {
         // Its database is empty, and others know what it had.
         (
             ["empty", "3 knows db1 1, 4 knows db1 1", ""],
-            "decide 3-4: pgshard bootstrap --lost db1 | \
-          pgshard moves repair 3 --plan",
+            "decide 3-4: pgshard bootstrap --lost db1 | pgshard moves repair 3 --plan",
         ),
     ];
     for (words, expected) in cases {

@@ -307,8 +307,7 @@ fn step(action: &Action, names: &Names) -> String {
         Action::TakeBack { host, copy, to, .. } => {
             format!(
                 "{host} makes its old copy of epoch {copy} the shard again, with its unlogged \
-                    tables empty, and serves \
-                 it at epoch {to}"
+                    tables empty, and serves it at epoch {to}"
             )
         }
         Action::Open {
@@ -329,8 +328,7 @@ fn step(action: &Action, names: &Names) -> String {
             epoch,
         } => format!(
             "{host} opens what the move {id} brought, although nobody can say whether its source \
-                had decided, and \
-             serves it at epoch {epoch}"
+                had decided, and serves it at epoch {epoch}"
         ),
     }
 }
@@ -356,8 +354,8 @@ fn at_risk(
         match known(host) {
             None => risks.push(format!(
                 "whatever {host} took while it had the shard, if it had it: nobody else has that, \
-                    except what was fed \
-                 to an old copy. It must not come back as it was before `pgshard check` has seen it"
+                    except what was fed to an old copy. It must not come back as it was before \
+                    `pgshard check` has seen it"
             )),
             Some(known) => risks.extend(given_up(host, known, actions)),
         }
@@ -368,8 +366,7 @@ fn at_risk(
                 host, epoch, owner, ..
             } => risks.push(format!(
                 "what {host} took since the shard went to another: it is in {} on {host} only. \
-                    Compare it with the \
-                 shard on {owner}: `pgshard moves audit`",
+                    Compare it with the shard on {owner}: `pgshard moves audit`",
                 names.left(*epoch)
             )),
             Action::TakeBack { host, copy, .. } if !is_fed(known(host), *copy) => {
@@ -393,8 +390,7 @@ fn at_risk(
                 if told.is_some_and(|told| matches!(told.phase, Phase::Opened | Phase::Kept)) {
                     risks.push(format!(
                         "what {host} took after it had opened the shard: its server of today has \
-                            lost that, as after a \
-                         fail-over, and nobody else has it"
+                            lost that, as after a fail-over, and nobody else has it"
                     ));
                 }
             }

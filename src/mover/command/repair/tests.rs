@@ -246,8 +246,7 @@ fn what_is_sure_is_done_and_what_is_not_is_asked() {
         (
             &["serving 1", "moved 3 db3, copy 2", "silent"],
             &["db3"],
-            "-db1-db3: down db1 to db2 4, back db2 2 4 | \
-          -db2-db3: raise db1 4",
+            "-db1-db3: down db1 to db2 4, back db2 2 4 | -db2-db3: raise db1 4",
         ),
         // The same repair, interrupted halfway.
         (

@@ -246,8 +246,8 @@ impl Examined<'_> {
             if inheritance::made(self.facts, relation) == Made::Emancipated {
                 self.notes.push(format!(
                     "{object} has columns of its own before inherited ones: at the target the \
-                        inherited ones become \
-                     its own, too, and stay when they are dropped from the parent."
+                        inherited ones become its own, too, and stay when they are dropped from \
+                        the parent."
                 ));
             }
             self.inherited_not_nulls(&object, relation);
@@ -315,8 +315,7 @@ impl Examined<'_> {
         if inheritance::owns_not_nulls(self.facts, relation) {
             self.notes.push(format!(
                 "{object} has a NOT NULL only from what it inherits: at the target it becomes its \
-                    own, too, and stays \
-                 when it is dropped from the parent."
+                    own, too, and stays when it is dropped from the parent."
             ));
         }
         if self.target.version < 180_000
@@ -327,8 +326,7 @@ impl Examined<'_> {
         {
             self.notes.push(format!(
                 "{object} has a NOT NULL of its own besides that of what it inherits: versions \
-                    before 18 do not tell \
-                 them apart."
+                    before 18 do not tell them apart."
             ));
         }
     }

@@ -279,8 +279,7 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
     };
     if let Err(error) = kept.await {
         tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be \
-            written to the \
-            journal");
+            written to the journal");
     }
     match audit.state {
         AuditState::Audited => {
@@ -288,8 +287,7 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
         }
         AuditState::Differs => {
             tracing::warn!(%id, %shard, found = %audit, "the target differs from the source: the \
-                old copy is \
-                right");
+                old copy is right");
         }
         _ => tracing::warn!(%id, %shard, found = %audit, "a move was not audited"),
     }

@@ -88,8 +88,7 @@ impl Group<'_> {
         let jobs = &Semaphore::new(self.context.options.jobs.max(1));
         let name = self.stream();
         tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more \
-            WAL than it may: the \
-            move is aborted");
+            WAL than it may: the move is aborted");
         let dropped = async {
             slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await
         };

@@ -232,8 +232,7 @@ impl Group<'_> {
         };
         if let Err(error) = withdrawn.await {
             tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are still \
-                published; an abort \
-                ends that");
+                published; an abort ends that");
         }
     }
 

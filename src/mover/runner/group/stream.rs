@@ -55,8 +55,7 @@ impl Group<'_> {
         let lost = there.as_ref().and_then(|state| state.lost);
         if let Some(state) = lost {
             tracing::warn!(slot = name, host = %self.shared.source, state, "the slot cannot be \
-                used any longer: the \
-                shards are copied again");
+                used any longer: the shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
         let mut kept = there

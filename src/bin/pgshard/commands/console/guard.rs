@@ -17,8 +17,7 @@ use super::token::Token;
 /// Nothing but what this program serves: no script, style or picture of another, none within a
 /// page, no frame around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
-    connect-src 'self'; \
-                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+    connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// Who may ask.
 pub(super) struct Guard {

@@ -47,14 +47,12 @@ pub(crate) async fn run(
     let token = args.token_file.as_deref().map(Token::read).transpose()?;
     if !is_local && token.is_none() {
         return Err(Failure::usage(format!(
-            "{} can be reached by others: that needs a \
-            token",
+            "{} can be reached by others: that needs a token",
             args.listen
         ))
         .hint(
             "(umask 077; openssl rand -hex 24 >token), then --token-file token; or listen on \
-                127.0.0.1, and reach it \
-             through ssh -L",
+                127.0.0.1, and reach it through ssh -L",
         ));
     }
     // A mistake in the config is reported now, and by the pages if somebody adds one later.

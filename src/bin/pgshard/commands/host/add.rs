@@ -147,8 +147,7 @@ async fn check(
             let (ours, theirs) = (&new.collation, &there.collation);
             refusals.push(format!(
                 "{} has collation {ours}, {} has {theirs}\n  remedy: create the database again \
-                    with that LC_COLLATE \
-                 and LC_CTYPE",
+                    with that LC_COLLATE and LC_CTYPE",
                 host.name, other.name
             ));
         }

@@ -155,8 +155,8 @@ async fn owned(
         here.retain(|shard| !lost.contains(shard));
         refusals.push(format!(
             "{by} knows that shards {shards} were on {name}, and no host serves them\n  remedy: \
-                restore the database \
-             of {name}; only if its rows are lost for good: `pgshard bootstrap --lost {name}`"
+                restore the database of {name}; only if its rows are lost for good: `pgshard \
+                bootstrap --lost {name}`"
         ));
     }
     if !here.is_empty() {
@@ -223,8 +223,8 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
     refusals.extend(from.into_iter().map(|(id, target)| {
         format!(
             "move {id} from {name} can be taken back: {target} keeps its log for that, and would \
-                for ever\n  remedy: \
-             `pgshard moves complete {id}`, or `pgshard moves rollback {id}`"
+                for ever\n  remedy: `pgshard moves complete {id}`, or `pgshard moves rollback \
+                {id}`"
         )
     }));
     Ok(refusals)

@@ -33,10 +33,7 @@ pub(super) async fn text(urls: &[String], path: &Path) -> Result<String, Failure
     if let Some((other, _)) = recorded.iter().find(|(_, other)| same(other) != **cluster) {
         return Err(Failure::new(
             Exit::Failed,
-            format!(
-                "{first} and {other} are not hosts of one \
-            cluster"
-            ),
+            format!("{first} and {other} are not hosts of one cluster"),
         )
         .hint(
             "they have recorded other shards, epochs, prefixes or keys; name the urls of one \
@@ -112,10 +109,7 @@ async fn ask(urls: &[String]) -> Result<(Vec<HostSettings>, Survey), Failure> {
         let Some(recorded) = recorded else {
             return Err(Failure::new(
                 Exit::Failed,
-                format!(
-                    "the host at {address} belongs to no \
-                cluster"
-                ),
+                format!("the host at {address} belongs to no cluster"),
             )
             .hint(
                 "its database has no control schema, or has lost what it recorded: `pgshard \

@@ -152,8 +152,7 @@ fn saw(event: &Event<'_>, output: &Output) {
         }
         Event::EndsWayBack { move_id, shards } => output.warning(format_args!(
             "the move {move_id} can no longer be rolled back (shards {}): the table of the \
-                progress is created \
-             there",
+                progress is created there",
             print_shards(shards.iter().copied())
         )),
         Event::Throttled { host, bytes } => {
@@ -162,8 +161,7 @@ fn saw(event: &Event<'_>, output: &Output) {
                 lag_bytes: *bytes,
             });
             output.note(format_args!(
-                "{host}: waits for its standbys, which are {} \
-                behind",
+                "{host}: waits for its standbys, which are {} behind",
                 size(*bytes)
             ));
         }
@@ -178,8 +176,7 @@ fn saw(event: &Event<'_>, output: &Output) {
                 rows: *rows,
             });
             output.note(format_args!(
-                "{host}: shard {shard} is done, \
-                {}",
+                "{host}: shard {shard} is done, {}",
                 counted(*rows as usize, "row")
             ));
         }

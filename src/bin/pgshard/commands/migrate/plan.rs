@@ -201,8 +201,7 @@ pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
     for (id, shards) in ends_rollbacks(plan, survey) {
         output.warning(format_args!(
             "the move {id} can be taken back now and not after this (shards {shards}): to do so, \
-                run `pgshard moves \
-             rollback {id}` first"
+                run `pgshard moves rollback {id}` first"
         ));
     }
 }

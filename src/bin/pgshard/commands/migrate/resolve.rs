@@ -130,15 +130,11 @@ fn refused(error: &ResolveError, name: &str, config: &Config) -> Failure {
         }
         _ => Failure::new(
             Exit::Refused,
-            format!(
-                "{name} cannot be resolved like that: \
-            {error}"
-            ),
+            format!("{name} cannot be resolved like that: {error}"),
         )
         .hint(
             "nothing was written; --only names the shards of which it is true, --accept-edit is \
-                for those that ran \
-             another text",
+                for those that ran another text",
         ),
     }
 }

@@ -307,8 +307,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         error if verb == Verb::Complete => to_complete(shard, error, id),
         Error::Publish(_) => format!(
             "the shard is served by its target and routers find it there; when the config can be \
-                written, \
-             `pgshard moves resume {id}`"
+                written, `pgshard moves resume {id}`"
         ),
         Error::NotNow { .. } => format!("`pgshard moves show {id}` says how far it is"),
         // The report is of the rollback, which has an ID of its own.
@@ -334,8 +333,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         }
         Error::AtWork { id, .. } => format!(
             "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which \
-                can be resumed, or \
-             `pgshard moves abort {id}`"
+                can be resumed, or `pgshard moves abort {id}`"
         ),
         Error::GaveUp { .. } => {
             format!(
@@ -347,14 +345,13 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::Computed { .. } => compute_alike(id),
         Error::Altered { .. } => format!(
             "the source serves; `pgshard moves resume {id}` copies it again, as it is now, or \
-                `pgshard moves abort \
-             {id}`. A rollback has no copy to make: undo what was altered and resume it, or abort \
-             it and move the shard"
+                `pgshard moves abort {id}`. A rollback has no copy to make: undo what was altered \
+                and resume it, or abort it and move the shard"
         ),
         Error::WalLimit { host, .. } => format!(
             "the source serves, and nothing of the move is left there; move fewer shards at a time \
-                or when less is \
-             written, or allow more with --max-wal if the disk of {host} has room"
+                or when less is written, or allow more with --max-wal if the disk of {host} has \
+                room"
         ),
         Error::SlotLost { host, state, .. } if *state == "gone" => format!(
             "something else has dropped it on {host}: a failover manager must leave slots named \
@@ -372,16 +369,15 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         ),
         Error::SlotLost { host, .. } => format!(
             "the source serves; raise max_slot_wal_keep_size on {host}, or \
-                idle_replication_slot_timeout if that is \
-             set, then `pgshard moves resume {id}`, which copies again, or `pgshard moves abort \
-             {id}`. A rollback has \
-             no copy to make: abort it, and move the shard"
+                idle_replication_slot_timeout if that is set, then `pgshard moves resume {id}`, \
+                which copies again, or `pgshard moves abort {id}`. A rollback has no copy to make: \
+                abort it, and move the shard"
         ),
         Error::StreamLost { .. } => {
             format!(
                 "the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard \
-                    moves abort {id}`. A \
-                 rollback has no copy to make: abort it, and move the shard"
+                    moves abort {id}`. A rollback has no copy to make: abort it, and move the \
+                    shard"
             )
         }
         Error::SlotBlocked { .. } | Error::PublicationBlocked { .. } | Error::Locked { .. } => {
@@ -390,8 +386,8 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
         Error::Connect { host, source } if source.host_state().may_be_gone() => format!(
             "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says \
-                how far it is. If the \
-             host is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
+                how far it is. If the host is gone for good: `pgshard moves repair {shard} \
+                --give-up {host} --plan`"
         ),
         Error::Connect { source, .. } => format!(
             "{}; then `pgshard moves resume {id}`; `pgshard moves show {id}` says how far it is",
@@ -451,8 +447,7 @@ fn to_complete(shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
         Error::Connect { host, source } if source.host_state().may_be_gone() => format!(
             "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If \
-                it is gone for good: \
-             `pgshard moves repair {shard} --give-up {host} --plan`"
+                it is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
         ),
         Error::Connect { source, .. } => format!(
             "the old copy is kept; {}; then `pgshard moves complete {id}` again",
@@ -480,10 +475,8 @@ fn begin_again(error: &Error) -> String {
 fn gather(id: MoveId) -> String {
     format!(
         "the source serves, and nothing is lost. This does not tell why they differ: a fault of \
-            pgshard is as likely \
-         as one of a host. Before you `pgshard moves abort {id}`, gather what docs/differs.md \
-         names under \"A copy \
-         that differs\", and report it"
+            pgshard is as likely as one of a host. Before you `pgshard moves abort {id}`, gather \
+            what docs/differs.md names under \"A copy that differs\", and report it"
     )
 }
 
@@ -506,8 +499,7 @@ fn claimed(rival: Option<&Rival>, ours: MoveId) -> String {
     match worker {
         Some(_) => format!(
             "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which \
-                can be resumed, or \
-             `pgshard moves abort {id}`"
+                can be resumed, or `pgshard moves abort {id}`"
         ),
         None => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
     }
@@ -517,13 +509,9 @@ fn claimed(rival: Option<&Rival>, ours: MoveId) -> String {
 pub(crate) fn failure(error: Error) -> Failure {
     match error {
         Error::Refused { refusals } => {
-            let each = refusals.iter().map(|refusal| {
-                format!(
-                    "{refusal}\n  remedy: \
-                {}",
-                    refusal.remedy
-                )
-            });
+            let each = refusals
+                .iter()
+                .map(|refusal| format!("{refusal}\n  remedy: {}", refusal.remedy));
             Failure::several(Exit::Refused, each)
         }
         Error::NoSuchMove { .. } => Failure::usage(error).hint("see `pgshard moves list`"),

@@ -96,8 +96,7 @@ pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<
         )),
         [] => Err(Failure::usage(fits.none()).hint(
             "see `pgshard moves list --all`; for a shard that no host serves, or two do, `pgshard \
-                moves repair SHARD \
-             --plan`",
+                moves repair SHARD --plan`",
         )),
         several => {
             let more = if fits == Fits::Completed {

@@ -463,8 +463,7 @@ impl<'a> Run<'a> {
             }
             several => self.output.hint(format_args!(
                 "the old copies of {} moves are kept: `pgshard moves` lists them, `pgshard moves \
-                    complete ID` drops \
-                 those of one",
+                    complete ID` drops those of one",
                 several.len()
             )),
         }

@@ -280,8 +280,8 @@ fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardI
             .unwrap_or_default();
         let why = format!(
             "are being moved, by {worker}, with the move {id}\n  remedy: wait for it, `pgshard \
-                moves watch {id}`, or \
-             ask it, `pgshard moves stop {id}`; then the same command again",
+                moves watch {id}`, or ask it, `pgshard moves stop {id}`; then the same command \
+                again",
             id = entry.id
         );
         (entry.shard, why)
@@ -290,8 +290,8 @@ fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardI
         let id = entry.id;
         let why = format!(
             "are of the move {id}, which nobody works on and somebody has told to {}\n  remedy: \
-                `pgshard moves \
-             continue {id}`, or `pgshard moves abort {id}`; then the same command again",
+                `pgshard moves continue {id}`, or `pgshard moves abort {id}`; then the same \
+                command again",
             entry.desired.as_str()
         );
         (entry.shard, why)
@@ -377,9 +377,8 @@ fn refuse_half_a_drain(
         }
         Reason::Emptied { .. } => format!(
             "shard {}: no other host can take it\n  remedy: pinned shards must be let go in the \
-                config, other hosts \
-                 need room (max_shards, max_bytes) and none of the shards that it is kept apart \
-                 from",
+                config, other hosts need room (max_shards, max_bytes) and none of the shards that \
+                it is kept apart from",
             unmet.shard
         ),
         _ => unmet.to_string(),

@@ -53,17 +53,14 @@ fn summary(planning: &Planning, spread: Spread) -> Markup {
                 p { b { (counted(plan.moves.len(), "move")) } ", " (size(bytes)) ", in " (counted(planning.waves,
                     "wave"))
                     ". The fullest host is " (percent(plan.spread_before))
-                    " above the lowest that is possible; afterwards \
-                        " b { (percent(plan.spread_after)) } "." }
+                    " above the lowest that is possible; afterwards " b { (percent(plan.spread_after)) } "." }
             }
             @if !planning.stays.is_empty() {
-                p { "Shards of open moves stay: \
-                    " (short(&print_shards(planning.stays.iter().copied()))) }
+                p { "Shards of open moves stay: " (short(&print_shards(planning.stays.iter().copied()))) }
             }
             @for unmet in plan.unmet.iter().take(MOVES_MAX) { p.badly { (text(&unmet.to_string())) } }
             p { "See it in the terminal, then do it: \
-                " (command(format!("pgshard rebalance --by {} \
-                --plan",
+                " (command(format!("pgshard rebalance --by {} --plan",
                 spread.name())))
                 " " (command(format!("pgshard rebalance --by {}", spread.name()))) }
             p.faint { "Sizes are those that VACUUM saw last; the command measures them. "

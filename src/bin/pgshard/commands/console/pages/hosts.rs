@@ -196,8 +196,7 @@ fn readers(readers: &[StreamReader]) -> Markup {
     html! {
         @if !readers.is_empty() {
             div.scroll { table {
-                thead { tr { th { "standby, or who else \
-                    streams" } th { "state" } th.right { "behind" } th.right {
+                thead { tr { th { "standby, or who else streams" } th { "state" } th.right { "behind" } th.right {
                     "for" } } }
                 tbody { @for reader in readers { tr {
                     td { (own(&reader.name)) }

@@ -105,8 +105,7 @@ fn files(status: &Status) -> Markup {
                         tr.bad.more { td colspan="6" {
                             "failed in shards " (short(&one.failed)) ": " (advice(message))
                             " Mend the file or the rows, then \
-                                " (command(format!("pgshard migrate \
-                                retry --only {}",
+                                " (command(format!("pgshard migrate retry --only {}",
                                 first(&one.failed))))
                         } }
                     }

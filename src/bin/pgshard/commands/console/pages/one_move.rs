@@ -136,8 +136,7 @@ fn timelines(entries: &[&Entry]) -> Markup {
                         filled" }
                         (draw::steps(&open)) }
                     @if !closed.is_empty() {
-                        p.small { "while it was closed, \
-                            " (moves::pause(entry).map_or_else(String::new,
+                        p.small { "while it was closed, " (moves::pause(entry).map_or_else(String::new,
                             draw::milliseconds)) " in all" }
                         (draw::steps(&closed))
                     }

@@ -132,8 +132,8 @@ mod tests {
         let shown = advice("`<b>` & <script>alert(1)</script> \u{202e}evil").into_string();
         assert_eq!(
             shown,
-            "<code class=\"command\">&lt;b&gt;</code> &amp; \
-                &lt;script&gt;alert(1)&lt;/script&gt; \\u{202e}evil"
+            "<code class=\"command\">&lt;b&gt;</code> &amp; &lt;script&gt;alert(1)&lt;/script&gt; \
+                \\u{202e}evil"
         );
         assert_eq!(
             short(&"<".repeat(70)).into_string().matches("&lt;").count(),
