@@ -178,8 +178,8 @@ impl Connect for Opener {
 
 /// The driver's errors cannot be made outside of it; this one is about a text that nobody gave.
 fn placeholder() -> tokio_postgres::Error {
-    let parsed = "=".parse::<tokio_postgres::Config>();
-    parsed.expect_err("a connection string has a name before =")
+    let parsed = "host".parse::<tokio_postgres::Config>();
+    parsed.expect_err("a connection string has a value for each name")
 }
 
 impl Session {
@@ -233,5 +233,10 @@ mod tests {
             assert!(matches!(alone, ConnectError::Unreachable { .. }));
         }
         assert!(lock(&sessions.host(&connect).failed).is_empty());
+    }
+
+    #[test]
+    fn the_placeholder_is_an_error() {
+        assert!(super::placeholder().as_db_error().is_none());
     }
 }

@@ -174,7 +174,7 @@ const CASES: [Case; 18] = [
 ];
 
 /// Where the other findings are, whose remedies name a command or a statement.
-const ELSEWHERE: [(&str, &str); 27] = [
+const ELSEWHERE: [(&str, &str); 31] = [
     ("served_twice", include_str!("../moves/repair.rs")),
     ("served_nowhere", include_str!("../moves/repair.rs")),
     ("shard_epoch_differs", include_str!("each.rs")),
@@ -202,6 +202,10 @@ const ELSEWHERE: [(&str, &str); 27] = [
     ("rights_missing", include_str!("../rights.rs")),
     ("not_bootstrapped", include_str!("commands.rs")),
     ("migrations_drift", include_str!("each.rs")),
+    ("slot_gone", include_str!("../moves/slots.rs")),
+    ("catalogs_held", include_str!("../moves/sound.rs")),
+    ("tickets_used_up", include_str!("../contents.rs")),
+    ("tickets_max", include_str!("../contents.rs")),
 ];
 
 /// Findings whose command shows something and changes nothing, or whose cause a test of this kind

@@ -75,12 +75,12 @@ on_each_version! {
         let dead = "SELECT pg_stat_get_dead_tuples('pg_attribute'::regclass) > 20000";
         crate::support::until(&db2, dead).await;
         let check = world.run(&["check"]).await;
-        assert!(check.stdout.contains("\"catalogs_held\""), "{}", check.stdout);
+        assert!(check.stdout.contains(r#""catalogs_held""#), "{}", check.stdout);
         world.run(&["moves", "complete", &moved.id(), "--yes"]).await.ended(0);
         db2.batch_execute("VACUUM pg_attribute").await.unwrap();
         let alive = "SELECT pg_stat_get_dead_tuples('pg_attribute'::regclass) < 20000";
         crate::support::until(&db2, alive).await;
         let check = world.run(&["check"]).await;
-        assert!(!check.stdout.contains("\"catalogs_held\""), "{}", check.stdout);
+        assert!(!check.stdout.contains(r#""catalogs_held""#), "{}", check.stdout);
     }
 }
