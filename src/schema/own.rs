@@ -29,6 +29,7 @@ pub(super) const OWN: [Own; 2] = [
 ];
 
 /// Their texts, with placeholders.
+#[cfg(feature = "dev")]
 pub(super) fn texts() -> impl Iterator<Item = &'static str> {
     OWN.iter().map(|own| own.sql)
 }
