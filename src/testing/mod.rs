@@ -18,7 +18,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! It needs PostgreSQL's programs on the machine ([`Binaries`](crate::dev::Binaries) says
+//! It needs PostgreSQL's programs on the machine ([`Binaries`] says
 //! where they are looked for), no superuser, no container, and no server that runs already.
 //!
 //! # How it is fast
