@@ -239,7 +239,7 @@ class Recovery:
             verdict = judge_peer(epoch + 1, look)
             if verdict.do is Do.HERE:
                 assert verdict.epoch is not None
-                found = (name, verdict.epoch, None)
+                found: tuple[str, int, UUID | None] = (name, verdict.epoch, None)
             elif verdict.do is Do.ASK and verdict.peer in names:
                 found = (verdict.peer, look.epoch, verdict.token)
             else:
