@@ -47,7 +47,8 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
 /// As [`host_facts`].
 ///
 /// # Cancel safety
-/// As [`host_facts`].
+/// Nothing is written. A future that is dropped may leave a READ ONLY transaction open on the
+/// connection: close it.
 pub async fn watched_facts(client: &Client) -> Result<HostFacts, FactsError> {
     in_one_snapshot(client).await
 }
@@ -58,7 +59,7 @@ pub async fn watched_facts(client: &Client) -> Result<HostFacts, FactsError> {
 /// As [`host_facts`].
 ///
 /// # Cancel safety
-/// As [`host_facts`].
+/// As [`watched_facts`].
 pub async fn watched_facts_with_clocks(client: &Client) -> Result<HostFacts, FactsError> {
     let mut facts = in_one_snapshot(client).await?;
     facts.clock = Some(clock::read(client, &facts).await?);
