@@ -112,7 +112,7 @@ on_each_version! {
         };
         let checked = run(&["check"]).await;
         assert_eq!(checked.0, Some(0), "{checked:?}");
-        let moved = run(&["move", "0", "--to", "db3"]).await;
+        let moved = run(&["move", "0", "--to", "db3", "--yes"]).await;
         assert_eq!(moved.0, Some(0), "{moved:?}");
         write(&cluster, 40..60).await;
         assert_eq!(notes(&cluster).await, 60);

@@ -292,7 +292,7 @@ on_each_version! {
         let text = text.replace(&second, ":?/").replace(&third, &second);
         world.write("pgshard.toml", &text.replace(":?/", &third));
         let found = checked(&world).await;
-        assert!(found.contains("alarm other_server"), "{found:?}");
+        assert!(found.contains("error host_name_differs"), "{found:?}");
         for verb in ["exporter", "console"] {
             let watcher = Watcher::start(&world, verb);
             let began = Instant::now();

@@ -195,7 +195,8 @@ on_each_version! {
         assert_eq!(error.code().unwrap().code(), "42P01");
         assert_eq!(
             error.to_string(),
-            "shard 1 on host db1 refuses the statement"
+            "shard 1 on host db1 refuses the statement: \
+             relation \"shard_0001.photo\" does not exist (42P01)"
         );
         assert!(!error.is_retryable());
 
