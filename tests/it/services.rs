@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use pgshard::config::Config;
 use pgshard::dev::StopMode;
+use pgshard::mover::{Mode, Options};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -54,18 +56,8 @@ async fn rds_proxy(target: u16) -> u16 {
             let (mut near, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
                 let mut far = TcpStream::connect(("127.0.0.1", target)).await?;
-                let first = loop {
-                    let length = near.read_u32().await? as usize;
-                    let mut first = vec![0; length - 4];
-                    near.read_exact(&mut first).await?;
-                    // A request for TLS, which the server does not have.
-                    match first == 80_877_103_u32.to_be_bytes() {
-                        true => near.write_all(b"N").await?,
-                        false => break first,
-                    }
-                };
-                let text: Vec<u8> = match String::from_utf8_lossy(&first).contains("replication\0")
-                {
+                let first = startup(&mut near).await?;
+                let text: Vec<u8> = match is_replication(&first) {
                     true => {
                         let at = first
                             .windows(9)
@@ -82,6 +74,69 @@ async fn rds_proxy(target: u16) -> u16 {
         }
     });
     port
+}
+
+/// The first message of a client, after its request for TLS, which the server does not have.
+async fn startup(near: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    loop {
+        let length = near.read_u32().await? as usize;
+        let mut first = vec![0; length - 4];
+        near.read_exact(&mut first).await?;
+        match first == 80_877_103_u32.to_be_bytes() {
+            true => near.write_all(b"N").await?,
+            false => return Ok(first),
+        }
+    }
+}
+
+fn is_replication(startup: &[u8]) -> bool {
+    String::from_utf8_lossy(startup).contains("replication\0")
+}
+
+/// Leads to a server, and counts the connections that are open at the same time, at the most. Those
+/// in replication mode are not counted: they have a limit of their own.
+async fn counting_proxy(target: u16) -> (u16, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (open, most) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let counted = most.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut near, _) = listener.accept().await.unwrap();
+            let (open, most) = (open.clone(), most.clone());
+            tokio::spawn(async move {
+                let mut far = TcpStream::connect(("127.0.0.1", target)).await?;
+                let first = startup(&mut near).await?;
+                far.write_u32(first.len() as u32 + 4).await?;
+                far.write_all(&first).await?;
+                let counts = u64::from(!is_replication(&first));
+                most.fetch_max(
+                    open.fetch_add(counts, Ordering::SeqCst) + counts,
+                    Ordering::SeqCst,
+                );
+                let ((mut near_in, mut near_out), (mut far_in, mut far_out)) =
+                    (near.into_split(), far.into_split());
+                let back = tokio::spawn(async move {
+                    let _ = tokio::io::copy(&mut far_in, &mut near_out).await;
+                });
+                let asked = tokio::io::copy(&mut near_in, &mut far_out).await;
+                open.fetch_sub(counts, Ordering::SeqCst);
+                drop(far_out);
+                let _ = back.await;
+                asked.map(drop)
+            });
+        }
+    });
+    (port, counted)
+}
+
+/// The number that follows these words.
+fn number_after(text: &str, words: &str) -> u64 {
+    let (_, rest) = text
+        .split_once(words)
+        .unwrap_or_else(|| panic!("{words}: {text}"));
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
+    digits.unwrap_or_default().parse().unwrap()
 }
 
 /// A cluster of servers like RDS.
@@ -244,16 +299,65 @@ on_each_version! {
         let world = World::new(&[version, version], 4).await;
         let superuser = world.servers.superuser(0).await;
         let online = ["move", "1", "--to", "db2", "--mode", "online"];
+        let mut takes = 0;
         for limit in ["ROLE app CONNECTION LIMIT 4", "DATABASE app CONNECTION LIMIT 4"] {
             superuser.batch_execute(&format!("ALTER {limit}")).await.unwrap();
             let refused = world.run(&[&online[..], &["--plan"]].concat()).await;
             refused.ended(4);
             assert!(refused.stderr.contains("allows 4"), "{}", refused.stderr);
+            takes = number_after(&refused.stderr, "the move takes ");
             superuser.batch_execute(&format!("ALTER {}", limit.replace('4', "-1"))).await.unwrap();
         }
         // What the plan takes for enough is enough.
-        superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT 6").await.unwrap();
+        let limit = format!("ALTER ROLE app CONNECTION LIMIT {takes}");
+        superuser.batch_execute(&limit).await.unwrap();
         world.run(&[&online[..], &["--yes"]].concat()).await.ended(0);
+    }
+
+    /// No move has more sessions open at the same time, on either host, than its plan counts.
+    async fn a_move_opens_no_more_sessions_than_its_plan_counts(version) {
+        let mut world = World::new(&[version, version], 8).await;
+        let mut config = std::fs::read_to_string(&world.config.path).unwrap();
+        let mut counted = Vec::new();
+        for server in world.servers.servers() {
+            let (port, most) = counting_proxy(server.port()).await;
+            config = config.replace(&format!(":{}/", server.port()), &format!(":{port}/"));
+            counted.push(most);
+        }
+        world.config = Config::load(world.write("pgshard.toml", &config)).unwrap();
+        let superuser = world.servers.superuser(0).await;
+        let cases = [("0", Mode::Online, 1), ("1", Mode::Blocking, 1), ("2,3", Mode::Online, 2)];
+        for (shards, mode, jobs) in cases {
+            let mover = world.mover_with(Options::default().jobs(jobs).copy_jobs(1));
+            let request = world.request(shards, "db2").mode(Some(mode));
+            superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT 2").await.unwrap();
+            let refused = mover.plan(&request).await.unwrap_err().to_string();
+            let takes = number_after(&refused, "the move takes ");
+            superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.unwrap();
+            let plan = mover.plan(&request).await.unwrap();
+            counted.iter().for_each(|most| most.store(0, Ordering::SeqCst));
+            let report = mover.run(&plan).await;
+            assert!(report.failed.is_empty(), "{report:?}");
+            let most: Vec<u64> = counted.iter().map(|most| most.load(Ordering::SeqCst)).collect();
+            assert!(most.iter().all(|most| (1..=takes).contains(most)), "{shards} {mode:?}: {most:?}, not {takes}");
+        }
+    }
+
+    /// A mover waits a moment for a session where all are taken: others may just have ended.
+    async fn a_mover_waits_while_sessions_end(version) {
+        let world = World::new(&[version, version], 4).await;
+        let superuser = world.servers.superuser(0).await;
+        let others = [world.servers.app(0).await, world.servers.app(0).await];
+        superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT 2").await.unwrap();
+        let mover = world.mover();
+        let listing = tokio::spawn(async move { mover.list(None).await });
+        let log = world.servers.server(0).log();
+        while !std::fs::read_to_string(&log).unwrap().contains("too many connections for role") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(others);
+        let listed = listing.await.unwrap();
+        assert!(listed.unknown.is_empty(), "{listed:?}");
     }
 
     /// A table may be rewritten while its shard moves and is written to: by VACUUM FULL, and from

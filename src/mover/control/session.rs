@@ -10,7 +10,7 @@ use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
-use crate::pg::{ConnectOptions, Connection, Lookout, state};
+use crate::pg::{ConnectOptions, Connection, HostState, Lookout, state};
 use crate::schema::{Cluster, RecordedCluster, control};
 use crate::shard::ShardId;
 
@@ -103,11 +103,22 @@ impl Hosts {
         Box::pin(async move {
             self.spares.forget(host);
             let Reached { connect, lookout } = self.reached(host)?;
-            let connected = connect.connect("pgshard mover").await;
-            let client = connected.map_err(|source| Error::Connect {
-                host: host.clone(),
-                source,
-            })?;
+            let until = Instant::now() + FULL_FOR;
+            let client = loop {
+                match connect.connect("pgshard mover").await {
+                    Ok(client) => break client,
+                    Err(source)
+                        if source.host_state() == HostState::OutOfConnections
+                            && Instant::now() < until =>
+                    {
+                        tokio::time::sleep(FULL_PAUSE).await;
+                    }
+                    Err(source) => {
+                        let host = host.clone();
+                        return Err(Error::Connect { host, source });
+                    }
+                }
+            };
             lookout.start();
             let (opened, uses) = (Instant::now(), 1);
             let mut session = Session {
@@ -144,6 +155,13 @@ impl Hosts {
         }
     }
 }
+
+/// How long a session is tried for while the host refuses it because too many are open. A session
+/// that was closed counts until its server process has ended.
+const FULL_FOR: Duration = Duration::from_secs(2);
+
+/// The pause between two tries.
+const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its
 /// transactions last half a minute at most. The text form of values is the same on every host, and

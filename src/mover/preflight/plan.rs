@@ -464,12 +464,18 @@ pub(crate) fn why_blocking<'a>(sources: impl IntoIterator<Item = &'a HostFacts>)
 
 /// How many connections to each of its hosts a move of so many shards takes, at the most. What
 /// copies takes one for each chunk on its way besides, as far as there are some left.
+///
+/// A blocking move has its heartbeat, and an online move in addition the watchdog, the session of
+/// the group, that of the follower and that of the fence. Each shard that is worked on has a
+/// session, and another one for its snapshot. The stream does not count: PostgreSQL limits
+/// walsenders by themselves.
 pub(crate) fn connections_needed(mode: Mode, shards: usize, options: &Options) -> i64 {
     let at_once = i64::try_from(shards.min(options.jobs).max(1)).unwrap_or(i64::MAX);
-    match mode {
-        Mode::Online => 4 + at_once.saturating_mul(2),
-        Mode::Blocking => 1 + at_once.saturating_mul(2),
-    }
+    let shared: i64 = match mode {
+        Mode::Online => 5,
+        Mode::Blocking => 1,
+    };
+    shared.saturating_add(at_once.saturating_mul(2))
 }
 
 /// The reason against a move that takes more connections than a host has left.

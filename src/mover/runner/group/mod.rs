@@ -159,7 +159,9 @@ impl<'a> Group<'a> {
             if members.is_empty() {
                 return self.drop_shared().await;
             }
-            // The former may have been idle for hours, and cut since, or its host restarted.
+            // The former may have been idle for hours, and cut since, or its host restarted. It is
+            // closed first: it would count as one more until the move ends.
+            drop(source);
             let source = self.session(&self.shared.source).await?;
             let target = self.session(&self.shared.target).await?;
             let others = self.others(&source, &target, &members, position).await?;
