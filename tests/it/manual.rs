@@ -237,6 +237,9 @@ pages! {
     differs: "docs/differs.md",
     trouble: "docs/trouble.md",
     rights: "docs/rights.md",
+    backup: "docs/backup.md",
+    change_data_capture: "docs/cdc.md",
+    production: "docs/production.md",
 }
 
 /// Every block that a reader could type is run by a test of its page, or has a reason why not. The

@@ -4,6 +4,7 @@
 mod audit;
 mod awkward;
 mod bindings;
+mod captured;
 mod crash;
 mod crowd;
 mod cut_sessions;

@@ -1,6 +1,6 @@
 //! Hosts that return to an earlier state: a backup is restored while the others went on.
 
-use crate::support::World;
+use crate::support::{World, Writers, lines};
 
 on_each_version! {
     /// A shard went away and came back, on a host that was restored to before that: this causes an
@@ -90,5 +90,48 @@ on_each_version! {
             .run(&["move", "1", "--to", "db3", "--yes"])
             .await
             .ended(0);
+    }
+
+    /// docs/backup.md, "A restore point for all hosts": positions that were recorded on every host
+    /// are restored to. What was acknowledged before is there, what was written later is not, and
+    /// the hosts agree.
+    async fn positions_of_all_hosts_are_a_restore_point(version) {
+        let world = World::new(&[version, version], 4).await;
+        for host in 0..2 {
+            tokio::task::block_in_place(|| world.servers.base_backup(version, host));
+        }
+        let insert = async |name: &str| {
+            for (host, shard) in [(0, 0), (1, 3)] {
+                let sql = format!("INSERT INTO shard_000{shard}.users (name) VALUES ('{name}')");
+                world.servers.app(host).await.batch_execute(&sql).await.unwrap();
+            }
+        };
+        let writers = Writers::start(&world, 2).await;
+        insert("before").await;
+        let mut positions = Vec::new();
+        for host in 0..2 {
+            let sql = "SELECT pg_current_wal_flush_lsn()::text";
+            positions.push(lines(&world.servers.app(host).await, sql).await);
+        }
+        insert("after").await;
+        drop(writers.stop().await);
+        for (host, position) in positions.iter().enumerate() {
+            let switch = "SELECT pg_switch_wal()";
+            world.servers.superuser(host).await.batch_execute(switch).await.unwrap();
+            tokio::task::block_in_place(|| world.servers.restore_to(host, position.trim()));
+        }
+        for (host, shard) in [(0, 0), (1, 3)] {
+            let sql = format!(
+                "SELECT string_agg(name, ' ') FROM shard_000{shard}.users
+                WHERE name IN ('before', 'after')"
+            );
+            assert_eq!(lines(&world.servers.app(host).await, &sql).await.trim(), "before");
+            world
+                .run(&["recover", &format!("db{}", host + 1), "--yes"])
+                .await
+                .ended(0);
+        }
+        world.run(&["bootstrap"]).await.ended(0);
+        world.run(&["check", "--fail-on", "alarm"]).await.ended(0);
     }
 }

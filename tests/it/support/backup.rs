@@ -52,7 +52,13 @@ impl TestCluster {
         let mut text = std::fs::read_to_string(&conf).unwrap();
         text += "\nrestore_command = 'false'\nrecovery_target = \
             'immediate'\nrecovery_target_action = 'promote'\n";
-        std::fs::write(&conf, text).unwrap();
+        self.recover(host, &text);
+    }
+
+    /// Restores the backup with these settings, and waits until its recovery has ended.
+    fn recover(&self, host: usize, settings: &str) {
+        let backup = self.server(host).data_directory().with_extension("backup");
+        std::fs::write(backup.join("pgshard.conf"), settings).unwrap();
         let signal = backup.join("recovery.signal");
         std::fs::write(&signal, "").unwrap();
         super::standby::give_as(&signal, &backup);
@@ -65,6 +71,25 @@ impl TestCluster {
             assert!(tries < 600, "the recovery ends");
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
+    }
+
+    /// Restores the server from its base backup, and recovers it to this position of its log, which
+    /// is kept as an archive would keep it.
+    pub(crate) fn restore_to(&self, host: usize, lsn: &str) {
+        let data = self.server(host).data_directory();
+        let (archive, backup) = (
+            data.with_extension("archive"),
+            data.with_extension("backup"),
+        );
+        copy(&data.join("pg_wal"), &archive);
+        let conf = backup.join("pgshard.conf");
+        let mut text = std::fs::read_to_string(&conf).unwrap();
+        text += &format!(
+            "\nrestore_command = 'cp \"{}/%f\" \"%p\"'\nrecovery_target_lsn = \
+                '{lsn}'\nrecovery_target_action = 'promote'\n",
+            archive.display()
+        );
+        self.recover(host, &text);
     }
 
     /// Restores the server to the state of its backup.
