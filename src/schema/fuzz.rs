@@ -1,6 +1,6 @@
 //! What of this module reads texts, for [`crate::fuzzing`].
 
-use super::script::{forbidden, guarded, repeatable, statements};
+use crate::schema::control::script::{forbidden, guarded, repeatable, statements};
 
 /// The statements of a script lie one after the other, within it; a guard changes none of them.
 pub(crate) fn script(data: &[u8]) {

@@ -1,111 +1,56 @@
-//! The schemas on the hosts: the control schema ([`control`]), the shards' own
-//! ([`bootstrap`](mod@bootstrap), [`Migrations`], [`migrate`](mod@migrate)), and what is there
-//! compared with what should be ([`survey`], [`check`], [`rebuild_map`]).
+//! The schemas on the hosts: the control schema, the shards' own, and what is there compared with
+//! what should be.
 //!
-//! Invariant: nothing here makes a shard a second time. A shard of which any host knows anything is
-//! created nowhere, whatever the map says, and none is created while a host's word is missing.
+//! Each room is a folder, uses only those above it in this table, and re-exports what others may
+//! use:
+//!
+//! | room | |
+//! | --- | --- |
+//! | [`control`] | the schema `pgshard` of a host: its SQL, its rights, its locks |
+//! | `survey` | reads the state of hosts: servers, control schemas, load ([`survey`]) |
+//! | `catalog` | reads what a schema consists of, and its fingerprint |
+//! | `fleet` | changes every shard: [`bootstrap`](mod@bootstrap), [`migrate`](mod@migrate), [`backfill`](mod@backfill) |
+//! | `check` | compares what is there with what should be: [`check`], [`compare`], [`rebuild_map`] |
 
-mod apart;
-pub mod backfill;
-mod batch;
-pub mod bootstrap;
 pub(crate) mod catalog;
 mod check;
-mod clock;
-mod cluster;
-mod compare;
-mod contents;
-mod damage;
-mod dump;
-mod exposed;
-mod facts;
-mod fault;
-mod finding;
-pub(crate) mod fingerprint;
-mod forget;
+pub mod control;
+mod fleet;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod identity;
-mod install;
-mod known;
-mod load;
-pub(crate) mod lock;
-mod made;
-mod measure;
-pub mod migrate;
-mod migrations;
-mod monitors;
-mod orphans;
-mod own;
-mod plan;
-mod rebuild;
-mod redirect;
-mod refusal;
-mod remedy;
-pub(crate) mod rights;
-mod script;
-mod session;
-mod settings;
-mod shape;
-mod sources;
-mod status;
-mod steps;
-mod streams;
 mod survey;
 #[cfg(test)]
 pub(crate) mod tables;
-pub mod top;
 
-pub use backfill::backfill;
-pub use bootstrap::bootstrap;
 pub use catalog::{Error as CatalogError, Namespace};
-pub use check::{check, check_without_map};
-pub use clock::ClockFacts;
-pub use cluster::Cluster;
-pub(crate) use compare::made_alike;
-pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
-pub use contents::{Contents, RowRules, Shelf, contents};
-pub use exposed::exposed;
-pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow,
-    OfMoves, OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts,
-    ShardRow, ShardState, Survey,
+pub use check::{
+    AcceptError, Accepted, Contents, DefinitionSurvey, Definitions, Finding, Identities, Rebuilt,
+    RecordError, RowRules, Severity, Shelf, accept, check, check_without_map, compare, contents,
+    definitions, exposed, identities, map_of_hosts, rebuild_map, sources,
 };
-pub use fault::{HostFault, ShardFault};
-pub(crate) use finding::Findings;
-pub use finding::{Finding, Severity};
-pub use forget::{Lost, forget, lost_on};
-pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};
-pub use known::Record;
-pub use load::{HostLoad, SlotLoad, host_load};
-pub use made::{MadeSet, RESTORE, lacking_on};
-pub use measure::{Measure, Sizes, measure};
-pub use migrate::migrate;
-pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
-pub use monitors::{Writer, writer};
-pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
-pub use refusal::restore;
-pub use rights::{Grantor, Grants, Purpose, Service, rights, shard_migration};
-pub(crate) use settings::{COMMITS_WAIT, START_A_STANDBY};
-pub use shape::Gone;
-pub use sources::sources;
-pub use status::{HostStatus, Surroundings, host_status, surroundings};
-pub use streams::{Slot, StreamReader, Streams, streams};
+pub(crate) use check::{COMMITS_WAIT, Findings, START_A_STANDBY, made_alike};
+pub(crate) use control::lock;
+pub use control::{
+    Cluster, Gone, Grantor, Grants, Purpose, Service, Writer, rights, shard_migration, writer,
+};
+pub use fleet::{
+    ControlError, Drift, HostFault, Lost, Migration, MigrationMistake, Migrations, MigrationsError,
+    ShardFault, backfill, bootstrap, forget, install, lost_on, migrate,
+};
+pub(crate) use survey::shards_named;
 pub use survey::{
-    host_facts, survey, survey_with_clocks, watched_facts, watched_facts_with_clocks,
+    AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, HostLoad, HostStatus,
+    IncomingRow, KeptAudit, LedgerRow, MadeSet, Measure, OfMoves, OpenMove, OpenWay, RESTORE,
+    Record, RecordedCluster, RecordedControl, RecordedMigration, Refusal, ServerFacts, ShardRow,
+    ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams, Surroundings, Survey, differences,
+    host_facts, host_load, host_status, lacking_on, measure, restore, streams, surroundings,
+    survey, survey_with_clocks, top, watched_facts, watched_facts_with_clocks,
 };
 
 /// Our own SQL: that of the control schema, and of each shard.
 #[cfg(feature = "dev")]
 pub(crate) fn texts() -> impl Iterator<Item = &'static str> {
-    steps::steps().map(|(_, text)| text).chain(own::texts())
-}
-
-/// The control schema of one host: installed, upgraded, and compared with the config.
-pub mod control {
-    pub use super::cluster::Cluster;
-    pub use super::install::{ControlError, install};
-    pub(crate) use super::refusal::shards_named;
-    pub use super::refusal::{Refusal, differences, restore};
-    pub use super::steps::VERSION;
+    control::steps::steps()
+        .map(|(_, text)| text)
+        .chain(control::own::texts())
 }

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
-use super::facts::{FactsError, HostFacts, IncomingRow, ShardRow, ShardState, Survey};
-use super::known::record;
-use super::refusal::tests::facts;
 use crate::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use crate::pg::ConnectError;
+use crate::schema::survey::facts::{
+    FactsError, HostFacts, IncomingRow, ShardRow, ShardState, Survey,
+};
+use crate::schema::survey::known::record;
+use crate::schema::survey::refusal::tests::facts;
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
 
 pub(crate) fn host(name: &str) -> HostName {

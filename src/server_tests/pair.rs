@@ -10,7 +10,7 @@ use crate::mover::copy::{Route, ShardCopy};
 use crate::mover::preflight::table::shapes;
 use crate::mover::{Hold, Hosts, MoveId, Session};
 use crate::pg::{Connection, quote_ident};
-use crate::schema::control::{self, install};
+use crate::schema::{self, install};
 use crate::{SchemaPrefix, ShardCount, ShardId};
 
 /// The move of all these tests.
@@ -57,7 +57,7 @@ impl Pair {
             hosts,
             route: Route { source, target },
         };
-        let cluster = control::Cluster {
+        let cluster = schema::Cluster {
             shards: ShardCount::new(64).unwrap(),
             epoch: Epoch::from_unix_ms(1_700_000_000_000).unwrap(),
             schema_prefix: SchemaPrefix::default(),

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use pgshard::id::{Epoch, Id};
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use pgshard::pg::ConnectOptions;
+use pgshard::schema::Refusal;
 use pgshard::schema::bootstrap::{Event, Host, HostReport, Report, Request};
-use pgshard::schema::control::Refusal;
 use pgshard::schema::{self, Cluster, HostFault, Migrations, ShardFault, ShardState};
 use pgshard::{SchemaPrefix, ShardCount, ShardId};
 

@@ -11,7 +11,7 @@ use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::pg::cause::chain;
 use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
-use pgshard::schema::control::Refusal;
+use pgshard::schema::Refusal;
 use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
 use pgshard::store::{MapStore, StoreError};
 
@@ -211,7 +211,7 @@ pub(crate) fn of_this_cluster(config: &Config, survey: &Survey) -> Result<(), Fa
         .iter()
         .filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
     let refusals = controls.flat_map(|(host, control)| {
-        let refusals = schema::control::differences(control, &cluster, host).into_iter();
+        let refusals = schema::differences(control, &cluster, host).into_iter();
         refusals
             .filter(Refusal::is_of_another_host)
             .map(move |refusal| (host, refusal))

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
-use crate::schema::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
 use crate::shard::ShardId;
 
 use crate::mover::command::resume::lost;

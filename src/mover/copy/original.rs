@@ -10,8 +10,8 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
+use crate::schema::catalog::fingerprint::{Fingerprint, fingerprint};
 use crate::schema::catalog::{self, Facts, Namespace, Stamp};
-use crate::schema::fingerprint::{Fingerprint, fingerprint};
 
 /// A shard of the source as it was when its target was built.
 #[derive(Clone, Debug)]

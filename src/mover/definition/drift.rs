@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::schema::catalog::fingerprint::{Difference, differences};
 use crate::schema::catalog::{Address, Constraint, ConstraintKind, Facts, Index};
-use crate::schema::fingerprint::{Difference, differences};
 
 /// Where the definitions of an old copy and of the open shard differ, without what is still to
 /// come.

@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::schema;
-use crate::schema::control::shards_named;
+use crate::schema::shards_named;
 use crate::shard::ShardId;
 
 use crate::mover::control::context::{ByHost, Context};

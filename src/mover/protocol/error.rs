@@ -8,7 +8,7 @@ use tokio_postgres::error::{DbError, SqlState};
 
 use crate::map::HostName;
 use crate::pg::{ConnectError, HostState, state};
-use crate::schema::control::{self, VERSION};
+use crate::schema::control::VERSION;
 use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
 
@@ -72,7 +72,7 @@ pub enum Error {
         /// The host.
         host: HostName,
         /// In what they differ.
-        source: Box<control::Refusal>,
+        source: Box<crate::schema::Refusal>,
     },
     /// A host's control schema is older than what this pgshard works with. Nothing was changed
     /// there.

@@ -29,8 +29,8 @@ use crate::mover::protocol::throttle::Throttle;
 use crate::mover::step::online::text;
 use crate::mover::step::{Blueprint, ShardMove, Swapped};
 use crate::pg::quote_literal;
+use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 use crate::schema::catalog::{CLOSE_PATH, Namespace, preamble};
-use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 /// What the target knows about the token by which it may be opened: its hash.
 pub(crate) fn token_hash(token: Uuid) -> String {

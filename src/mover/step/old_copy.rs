@@ -23,8 +23,8 @@ use crate::mover::stream::row_index;
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 use crate::pg::quote_ident;
+use crate::schema::catalog::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace, Relation};
-use crate::schema::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
 use crate::shard::ShardId;
 
 /// What the journal says of a shard of a move that was taken back.

@@ -30,8 +30,8 @@ use crate::mover::step::keys::is_key;
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
 use crate::mover::stream::slot;
+use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 use crate::schema::catalog::{CLOSE_PATH, Namespace, preamble};
-use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 impl ShardMove<'_> {
     /// What the target is to be built from, as it is at the source now.

@@ -1,6 +1,8 @@
 //! Reads what a schema consists of, from the catalogs of its host. pg_dump is not used: it refuses
 //! newer servers, takes seconds on a host with thousands of schemas, and cannot select a schema by
-//! its OID.
+//! its OID. [`fingerprint`] reduces it to what can be compared later.
+//!
+//! It uses none of the other rooms of [`schema`](crate::schema).
 //!
 //! Invariant: every expression and definition is deparsed under the settings of [`preamble`], so
 //! that it can be executed for a schema of another name; and every query finds its rows through
@@ -8,6 +10,7 @@
 //! relations.
 
 mod facts;
+pub(crate) mod fingerprint;
 mod names;
 mod read;
 mod session;

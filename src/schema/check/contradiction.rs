@@ -3,10 +3,10 @@
 
 use super::view::Given;
 use crate::map::{HostName, ShardEpoch};
-use crate::schema::cluster::Cluster;
-use crate::schema::facts::{FactsError, HostFacts, Survey};
-use crate::schema::refusal::{Refusal, differences};
-use crate::schema::remedy::REPAIR;
+use crate::schema::check::remedy::REPAIR;
+use crate::schema::control::Cluster;
+use crate::schema::survey::facts::{FactsError, HostFacts, Survey};
+use crate::schema::survey::refusal::{Refusal, differences};
 
 /// An owner that does not know of the move that brought it the shard, or took it away: its database
 /// is from before that move, or the other host is wrong.

@@ -7,15 +7,15 @@ use crate::map::{HostName, print_shards};
 use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::pg::quote_ident;
-use crate::schema::cluster::Cluster;
-use crate::schema::damage::damages;
-use crate::schema::facts::{ControlFacts, FactsError, HostFacts};
-use crate::schema::finding::{Findings, Severity};
-use crate::schema::refusal::{pending, restore};
-use crate::schema::remedy::BOOTSTRAP;
-use crate::schema::rights::shell_word;
-use crate::schema::shape::{self, Gone};
-use crate::schema::steps::record_of;
+use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::check::remedy::BOOTSTRAP;
+use crate::schema::control::Cluster;
+use crate::schema::control::damage::damages;
+use crate::schema::control::rights::shell_word;
+use crate::schema::control::shape::{self, Gone};
+use crate::schema::control::steps::record_of;
+use crate::schema::survey::facts::{ControlFacts, FactsError, HostFacts};
+use crate::schema::survey::refusal::{pending, restore};
 use crate::shard::ShardId;
 
 /// A host that did not say how it is.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use super::view::Hosts;
 use crate::map::HostName;
-use crate::schema::facts::{ControlFacts, RecordedMigration};
-use crate::schema::finding::{Findings, Severity};
-use crate::schema::made;
-use crate::schema::migrations::{Drift, Migrations, Pending};
-use crate::schema::own::{MARK, OWN};
+use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::control::own::{MARK, OWN};
+use crate::schema::fleet::migrations::{Drift, Migrations, Pending};
+use crate::schema::survey::facts::{ControlFacts, RecordedMigration};
+use crate::schema::survey::made;
 use crate::shard::ShardId;
 
 /// `folder` has the migrations that there should be, if anybody knows.

@@ -1,28 +1,55 @@
-//! The map and the config compared with what the hosts say. Pure.
+//! Compares what hosts contain with what they should contain, and reports each difference as a
+//! [`Finding`].
+//!
+//! [`check`] itself is pure: it compares a survey with the map and the config.
+//! [`compare`](fn@compare) does so with the definitions of the shards, [`contents`](fn@contents)
+//! with their rows, [`identities`] with the servers behind the addresses, and [`rebuild_map`]
+//! derives a new map from the survey.
+//!
+//! The highest room of [`schema`](crate::schema): it may use all others, and none of them uses it.
 //!
 //! Invariant: every difference has a finding, and two hosts that serve one shard are an alarm.
 
 use self::contradiction::without_contradicting;
 use self::view::{Hosts, InMap};
-use super::cluster::Cluster;
-use super::facts::Survey;
-use super::finding::{Finding, Findings};
-use super::migrations::Migrations;
-use super::{clock, exposed, orphans, settings};
 use crate::map::ShardMap;
+use crate::schema::control::Cluster;
+use crate::schema::fleet::migrations::Migrations;
+use crate::schema::survey::clock;
+use crate::schema::survey::facts::Survey;
 
+mod compare;
+mod contents;
 mod contradiction;
+mod exposed;
+pub(in crate::schema) mod finding;
 mod host;
+mod identity;
 mod migrations;
 mod moves;
+mod orphans;
+mod rebuild;
 mod records;
+pub(in crate::schema) mod remedy;
+pub(in crate::schema) mod settings;
 mod shard;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod unserved;
 mod view;
 
+pub(crate) use compare::made_alike;
+pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
+pub use contents::{Contents, RowRules, Shelf, contents};
 pub(super) use contradiction::{jumped, went_back};
+pub use exposed::exposed;
+pub(crate) use finding::Findings;
+pub use finding::{Finding, Severity};
+pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};
+pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
+pub(crate) use settings::{COMMITS_WAIT, START_A_STANDBY};
+pub use sources::sources;
 pub(super) use view::Given;
 
 /// What is wrong with the hosts by themselves, where there is no map to compare them with: those

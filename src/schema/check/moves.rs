@@ -1,10 +1,10 @@
 //! What moves have left: old copies, audits, ways back, lent replica identities.
 
 use crate::map::HostName;
+use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::check::remedy::GC;
 use crate::schema::check::view::Hosts;
-use crate::schema::facts::{ControlFacts, HostFacts, KeptAudit, LedgerRow};
-use crate::schema::finding::{Findings, Severity};
-use crate::schema::remedy::GC;
+use crate::schema::survey::facts::{ControlFacts, HostFacts, KeptAudit, LedgerRow};
 
 pub(super) fn check(
     findings: &mut Findings,

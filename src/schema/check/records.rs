@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::view::Hosts;
 use crate::map::HostName;
-use crate::schema::facts::ControlFacts;
-use crate::schema::fault::add_again;
-use crate::schema::finding::{Findings, Severity};
-use crate::schema::known;
-use crate::schema::refusal::pending;
-use crate::schema::remedy::BOOTSTRAP;
+use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::check::remedy::BOOTSTRAP;
+use crate::schema::fleet::fault::add_again;
+use crate::schema::survey::facts::ControlFacts;
+use crate::schema::survey::known;
+use crate::schema::survey::refusal::pending;
 
 /// Hosts that others know and the config does not name.
 pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {

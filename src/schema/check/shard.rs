@@ -7,10 +7,10 @@ use super::unserved;
 use super::view::{Hosts, InMap};
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::quote_literal;
-use crate::schema::cluster::Cluster;
-use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState};
-use crate::schema::finding::{Findings, Severity};
-use crate::schema::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
+use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::check::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
+use crate::schema::control::Cluster;
+use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState};
 use crate::shard::ShardId;
 
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {

@@ -2,12 +2,14 @@
 
 use super::check;
 use crate::map::HostName;
-use crate::schema::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedCluster, RecordedMigration};
-use crate::schema::finding::Severity;
-use crate::schema::migrations::tests::migrations;
-use crate::schema::own::{OWN, Own, UNFINISHED};
-use crate::schema::refusal::tests::cluster;
-use crate::schema::remedy::BOOTSTRAP;
+use crate::schema::check::finding::Severity;
+use crate::schema::check::remedy::BOOTSTRAP;
+use crate::schema::control::own::{OWN, Own, UNFINISHED};
+use crate::schema::fleet::migrations::tests::migrations;
+use crate::schema::survey::facts::{
+    AppliedSet, KeptAudit, LedgerRow, RecordedCluster, RecordedMigration,
+};
+use crate::schema::survey::refusal::tests::cluster;
 use crate::schema::tables::{host, map_of, shard, survey_of};
 
 /// What is found for one shard on one to three hosts, without the remedies; another test is about

@@ -2,10 +2,10 @@
 
 use super::view::{Brought, Given, Hosts, InMap};
 use crate::map::ShardEpoch;
-use crate::schema::facts::ControlFacts;
-use crate::schema::finding::{Findings, Severity};
-use crate::schema::refusal::restore;
-use crate::schema::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
+use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::check::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
+use crate::schema::survey::facts::ControlFacts;
+use crate::schema::survey::refusal::restore;
 
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
     let InMap { shard, host, epoch } = in_map;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::map::{HostName, ShardEpoch};
-use crate::schema::cluster::Cluster;
-use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
-use crate::schema::known::Known;
+use crate::schema::control::Cluster;
+use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
+use crate::schema::survey::known::Known;
 use crate::shard::ShardId;
 
 /// The hosts of the config.

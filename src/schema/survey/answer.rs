@@ -6,7 +6,7 @@ use std::fmt::Display;
 use serde::de::DeserializeOwned;
 use tokio_postgres::Client;
 
-use crate::schema::facts::FactsError;
+use crate::schema::survey::facts::FactsError;
 
 /// The error where a question about the control schema failed.
 pub(super) fn failed(source: tokio_postgres::Error) -> FactsError {

@@ -7,11 +7,11 @@ use tokio_postgres::error::SqlState;
 
 use super::answer::{failed, json};
 use super::{later, snapshot};
-use crate::schema::damage::{INSTALLED, Installed};
-use crate::schema::facts::{ControlFacts, FactsError};
-use crate::schema::rights::{self, Users};
-use crate::schema::shape::{self, SHAPE, Shape};
-use crate::schema::{lock, monitors};
+use crate::schema::control::damage::{INSTALLED, Installed};
+use crate::schema::control::rights::{self, Users};
+use crate::schema::control::shape::{self, SHAPE, Shape};
+use crate::schema::control::{lock, monitors};
+use crate::schema::survey::facts::{ControlFacts, FactsError};
 
 /// The control schema and its shape.
 ///

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::answer::{failed, unreadable};
 use crate::map::{HostName, RangeItem, parse_ranges};
-use crate::schema::facts::{ControlFacts, FactsError, OpenMove};
-use crate::schema::known::Record;
-use crate::schema::lock;
-use crate::schema::shape::Shape;
+use crate::schema::control::lock;
+use crate::schema::control::shape::Shape;
+use crate::schema::survey::facts::{ControlFacts, FactsError, OpenMove};
+use crate::schema::survey::known::Record;
 use crate::shard::{ShardCount, ShardId};
 
 /// Where the leases of movers are.

@@ -1,31 +1,55 @@
-//! Asks hosts what they say about themselves and their shards.
+//! Reads the state of hosts: the server, the rows of its control schema, and the load on it.
 //!
-//! A host is asked for its server first ([`server`]), which every role may see. If there is a
-//! control schema, who asks must act for its owner, or watch; then it is read ([`control`]): one
-//! statement has everything about the shards ([`snapshot`]), and others have what came with later
-//! versions ([`later`]).
+//! It uses [`control`](crate::schema::control) only, and writes nothing.
 //!
-//! Invariant: nothing is written. Invariant: all that a survey has of a host is of one snapshot,
-//! but for its clocks: a shard that moves meanwhile is not seen here and there, nor its schema
-//! without its row.
+//! A survey of a host starts with its server ([`server`]), which every role may read. The control
+//! schema ([`control`]) can be read by its owner and by monitors: one statement reads everything
+//! about the shards ([`snapshot`]), and others read what later versions added ([`later`]).
+//!
+//! Invariant: everything that a survey holds about a host comes from one snapshot, except its
+//! clocks. A shard that moves during the survey does not appear on two hosts, and its schema does
+//! not appear without its row.
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Client;
 
-use super::facts::{FactsError, HostFacts, Survey};
-use super::settings::COMMITS_WAIT;
-use super::{clock, monitors};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
+use crate::schema::check::settings::COMMITS_WAIT;
+use crate::schema::control::monitors;
 
 mod answer;
+pub(in crate::schema) mod clock;
 mod control;
+pub(in crate::schema) mod facts;
+pub(in crate::schema) mod known;
 mod later;
+mod load;
+pub(in crate::schema) mod made;
+mod measure;
+pub(in crate::schema) mod refusal;
 mod server;
 mod snapshot;
+mod status;
+mod streams;
+pub mod top;
 
+pub use clock::ClockFacts;
 pub(super) use control::{installed, shape};
+pub use facts::{
+    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow,
+    OfMoves, OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts,
+    ShardRow, ShardState, Survey,
+};
+pub use known::Record;
 pub(super) use later::open_move;
+pub use load::{HostLoad, SlotLoad, host_load};
+pub use made::{MadeSet, RESTORE, lacking_on};
+pub use measure::{Measure, Sizes, measure};
+pub(crate) use refusal::shards_named;
+pub use refusal::{Refusal, differences, restore};
+pub use status::{HostStatus, Surroundings, host_status, surroundings};
+pub use streams::{Slot, StreamReader, Streams, streams};
 
 /// What the host behind a connection says. Works on a host that was never bootstrapped, and needs
 /// no rights there. If there is a control schema, the role must own it.

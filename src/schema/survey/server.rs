@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Row};
 
 use super::answer::unreadable;
 use crate::pg::decoding::{CAN_DECODE, may_replicate};
-use crate::schema::facts::{FactsError, OfMoves, ServerFacts};
+use crate::schema::survey::facts::{FactsError, OfMoves, ServerFacts};
 
 /// What a server says.
 pub(super) struct Answer {

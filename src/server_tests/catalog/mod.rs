@@ -7,8 +7,8 @@ use crate::mover::definition::border::crossings;
 use crate::mover::definition::ddl::{Creation, Target, create};
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::sequences::{SequenceValue, sequence_values, set_sequence_values};
+use crate::schema::catalog::fingerprint::{differences, fingerprint};
 use crate::schema::catalog::{Error, Facts, Namespace, preamble, read, stamp};
-use crate::schema::fingerprint::{differences, fingerprint};
 use tokio_postgres::{Client, IsolationLevel};
 
 use super::servers::Servers;

@@ -7,7 +7,7 @@ use super::{facts, make, run, version};
 use crate::mover::Refusal;
 use crate::mover::definition::ddl::{Creation, Target, create};
 use crate::schema::catalog::Facts;
-use crate::schema::fingerprint::{differences, fingerprint};
+use crate::schema::catalog::fingerprint::{differences, fingerprint};
 use crate::server_tests::servers::Servers;
 
 const KEPT: &str = r#"

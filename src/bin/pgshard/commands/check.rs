@@ -8,7 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::mover::{Observer, Options};
-use pgshard::schema::control::Refusal;
+use pgshard::schema::Refusal;
 use pgshard::schema::{self, Finding, HostFacts, Migrations, Severity, Shelf, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -149,7 +149,7 @@ async fn deeper(
     let cluster = context::cluster(config);
     let is_comparable = |host: &HostConfig, facts: &HostFacts| {
         facts.control.as_ref().is_some_and(|control| {
-            !schema::control::differences(control, &cluster, &host.name)
+            !schema::differences(control, &cluster, &host.name)
                 .iter()
                 .any(Refusal::is_of_another_host)
         })

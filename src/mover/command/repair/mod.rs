@@ -29,8 +29,8 @@ use crate::mover::step::old_copy;
 use crate::mover::stream::row_index;
 use crate::pg::cause::chain;
 use crate::pg::{HostState, quote_ident};
+use crate::schema::catalog::fingerprint::fingerprint;
 use crate::schema::catalog::{self, Namespace};
-use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 use crate::store;
 

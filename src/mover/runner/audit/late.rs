@@ -21,7 +21,7 @@ use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut, RowDiffer
 use crate::pg::cause::chain;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
-use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 use crate::mover::runner::audit::rows::Comparison;
 use crate::mover::runner::audit::side::{Side, Stored};

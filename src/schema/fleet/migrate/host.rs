@@ -1,0 +1,470 @@
+//! The work on one host: a queue of shards, and a few connections that take from it.
+//!
+//! A shard that is busy goes back into the queue with a growing pause, so that others come first,
+//! and nobody queues up behind us again at once.
+//!
+//! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is
+//! bounded.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use super::outside::Alone;
+use super::steps::{Step, record, steps, together};
+use super::transaction::{self, Outcome};
+use super::{NO_PANIC, Pace, run_once};
+use crate::map::HostName;
+use crate::pg::cause::chain;
+use crate::pg::{ConnectOptions, Connection, quote_literal, shown};
+use crate::schema::control::Cluster;
+use crate::schema::fleet::bootstrap::{Event, HostReport, Observer};
+use crate::schema::fleet::fault::{HostFault, ShardFault};
+use crate::schema::fleet::migrations::{Migrations, Pending};
+use crate::schema::fleet::session;
+use crate::schema::survey::open_move;
+use crate::shard::ShardId;
+
+/// How many shards of a host may fail before the first is done; after that the rest is not tried.
+/// It helps nobody if thousands fail for the same reason.
+const FAILURES_MAX: usize = 32;
+
+/// The pause before a busy shard is tried again: the minimum, doubled each time, up to the maximum.
+/// Each is multiplied by a random factor between 0.5 and 1.5, so that several do not come back
+/// together.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The work on one host, and its results.
+pub(in crate::schema) struct OnHost<'a> {
+    pub(super) host: &'a HostName,
+    connect: &'a ConnectOptions,
+    cluster: &'a Cluster,
+    migrations: &'a Migrations,
+    pace: Pace,
+    in_all: &'a Semaphore,
+    observer: Observer<'a>,
+    pub(in crate::schema) report: Mutex<HostReport>,
+    queue: Mutex<Vec<Task>>,
+    done: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+/// A shard in the queue.
+struct Task {
+    shard: ShardId,
+    pending: Pending,
+    /// How many of its steps are done. Their SQL is composed when its turn comes: that of all
+    /// shards may not fit into memory.
+    done: usize,
+    tries: u32,
+    /// When it was first tried.
+    since: Option<Instant>,
+    /// It is not tried before this time.
+    due: Instant,
+}
+
+/// What a connection does next.
+enum Next {
+    Now(Task),
+    At(Instant),
+    Nothing,
+}
+
+/// A connection, and the one that holds the shard while something runs on the first without a
+/// transaction.
+struct Worker {
+    client: Connection,
+    guard: Option<Connection>,
+}
+
+impl<'a> OnHost<'a> {
+    pub(in crate::schema) fn new(
+        host: &'a HostName,
+        connect: &'a ConnectOptions,
+        cluster: &'a Cluster,
+        migrations: &'a Migrations,
+        pace: Pace,
+        in_all: &'a Semaphore,
+        observer: Observer<'a>,
+    ) -> OnHost<'a> {
+        OnHost {
+            host,
+            connect,
+            cluster,
+            migrations,
+            pace,
+            in_all,
+            observer,
+            report: Mutex::default(),
+            queue: Mutex::default(),
+            done: AtomicUsize::new(0),
+            failed: AtomicUsize::new(0),
+        }
+    }
+
+    /// Runs the once-per-host migrations from this one on.
+    pub(super) async fn once(&self, from: usize) {
+        if from == self.migrations.of_hosts().len() {
+            return;
+        }
+        let outcome = match session::open(self.connect, "pgshard migrate").await {
+            Ok(client) => {
+                let (done, outcome) = run_once(&client, self.migrations, from).await;
+                self.report.lock().expect(NO_PANIC).once = done;
+                outcome
+            }
+            Err(fault) => Err(fault),
+        };
+        self.lose(outcome.err());
+    }
+
+    /// Migrates these shards, unless the host was given up before.
+    pub(in crate::schema) async fn run(&self, shards: Vec<(ShardId, Pending)>) {
+        if shards.is_empty() || self.is_lost() {
+            return;
+        }
+        let width = self.pace.width.get().min(shards.len());
+        let due = Instant::now();
+        let task = |(shard, pending)| Task {
+            shard,
+            pending,
+            done: 0,
+            tries: 0,
+            since: None,
+            due,
+        };
+        // The queue is taken from the end.
+        *self.queue.lock().expect(NO_PANIC) = shards.into_iter().rev().map(task).collect();
+        let workers = (0..width).map(|_| async {
+            let client = session::open(self.connect, "pgshard migrate").await?;
+            let mut worker = Worker {
+                client,
+                guard: None,
+            };
+            self.work(&mut worker).await
+        });
+        let outcomes = join_all(workers).await;
+        // With fewer connections than wanted it is slower, not wrong, as long as the queue was
+        // emptied.
+        let left = !self.queue.lock().expect(NO_PANIC).is_empty();
+        let fault = outcomes
+            .into_iter()
+            .filter_map(Result::err)
+            .find(|fault| left || is_lost(fault));
+        self.lose(fault);
+    }
+
+    /// How many shards were tried and have failed; a host that was given up counts as one.
+    pub(super) fn failures(&self) -> usize {
+        self.failed.load(Ordering::Relaxed) + usize::from(self.is_lost())
+    }
+
+    /// Whether the host was given up.
+    pub(super) fn is_lost(&self) -> bool {
+        self.report.lock().expect(NO_PANIC).fault.is_some()
+    }
+
+    fn lose(&self, fault: Option<HostFault>) {
+        if fault.is_some() {
+            self.report.lock().expect(NO_PANIC).fault = fault;
+        }
+    }
+
+    pub(super) fn failed(&self, shard: ShardId, fault: ShardFault) {
+        (self.observer)(Event::ShardFailed {
+            host: self.host,
+            shard,
+            fault: &fault,
+        });
+        self.report
+            .lock()
+            .expect(NO_PANIC)
+            .failed
+            .insert(shard, fault);
+    }
+
+    /// The work of one connection: shards from the queue until there are none.
+    async fn work(&self, worker: &mut Worker) -> Result<(), HostFault> {
+        loop {
+            match self.next() {
+                Next::Nothing => return Ok(()),
+                Next::At(due) => tokio::time::sleep_until(due.into()).await,
+                Next::Now(task) => {
+                    let _turn = self
+                        .in_all
+                        .acquire()
+                        .await
+                        .expect("nobody closes the semaphore");
+                    self.try_one(worker, task).await?;
+                }
+            }
+        }
+    }
+
+    fn next(&self) -> Next {
+        let mut queue = self.queue.lock().expect(NO_PANIC);
+        let now = Instant::now();
+        match queue.iter().rposition(|task| task.due <= now) {
+            Some(at) => Next::Now(queue.remove(at)),
+            None => queue
+                .iter()
+                .map(|task| task.due)
+                .min()
+                .map_or(Next::Nothing, Next::At),
+        }
+    }
+
+    async fn try_one(&self, worker: &mut Worker, mut task: Task) -> Result<(), HostFault> {
+        let failed = self.failed.load(Ordering::Relaxed);
+        if failed >= FAILURES_MAX && self.done.load(Ordering::Relaxed) == 0 {
+            self.failed(task.shard, ShardFault::NotTried { failed });
+            return Ok(());
+        }
+        let lost = |error: tokio_postgres::Error| HostFault::Lost {
+            reason: chain(&error),
+        };
+        let since = *task.since.get_or_insert_with(Instant::now);
+        let guard = transaction::guard(self.pace.lock_timeout);
+        let steps = steps(
+            self.cluster,
+            self.migrations,
+            task.pending,
+            task.shard,
+            &guard,
+        );
+        match self.steps_of(worker, &mut task, &steps).await? {
+            Outcome::Done => {
+                self.done.fetch_add(1, Ordering::Relaxed);
+                let mut report = self.report.lock().expect(NO_PANIC);
+                report.begun.remove(&task.shard);
+                report.migrated.push(task.shard);
+                drop(report);
+                (self.observer)(Event::ShardDone {
+                    host: self.host,
+                    shard: task.shard,
+                });
+            }
+            Outcome::Again(_) if since.elapsed() < self.pace.patience => self.later(task),
+            Outcome::Again(fault) => {
+                let is_outside = steps
+                    .get(task.done)
+                    .is_some_and(|one| one.outside.is_some());
+                let snapshot = match is_outside {
+                    true => oldest_snapshot(&worker.client).await.map_err(lost)?,
+                    false => None,
+                };
+                if snapshot.as_ref().is_some_and(|oldest| oldest.is_movers)
+                    && since.elapsed() < self.pace.patience + MOVERS_PATIENCE
+                {
+                    self.later(task);
+                    return Ok(());
+                }
+                let holder = match snapshot {
+                    Some(oldest) => Some(oldest.words),
+                    None => self
+                        .holder(&worker.client, task.shard)
+                        .await
+                        .map_err(lost)?,
+                };
+                let (words, seconds) = (fault.to_string(), since.elapsed().as_secs());
+                let fault = ShardFault::Busy {
+                    words,
+                    tries: task.tries + 1,
+                    seconds,
+                    holder,
+                };
+                self.give_up(worker, &task, &steps, fault).await?;
+            }
+            // It has not been touched, and its turn comes when the move has ended.
+            Outcome::Failed(ShardFault::Moving(_)) => {
+                let open = open_move(&worker.client, task.shard).await;
+                self.failed(task.shard, ShardFault::Moving(open));
+            }
+            Outcome::Failed(fault) | Outcome::Apart(fault) => {
+                self.give_up(worker, &task, &steps, fault).await?
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries a shard again after a pause.
+    fn later(&self, mut task: Task) {
+        task.tries += 1;
+        let pause = PAUSE_MIN
+            .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
+            .min(PAUSE_MAX);
+        task.due = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
+        self.queue.lock().expect(NO_PANIC).insert(0, task);
+    }
+
+    /// Runs as many steps as succeed. What is done stays done.
+    async fn steps_of(
+        &self,
+        worker: &mut Worker,
+        task: &mut Task,
+        steps: &[Step],
+    ) -> Result<Outcome, HostFault> {
+        let lost = |error: tokio_postgres::Error| HostFault::Lost {
+            reason: chain(&error),
+        };
+        let lock_timeout = self.pace.lock_timeout;
+        let mut is_apart = false;
+        while task.done < steps.len() {
+            let next = if is_apart {
+                &steps[task.done..=task.done]
+            } else {
+                together(&steps[task.done..])
+            };
+            let outcome = if next[0].outside.is_none() {
+                transaction::run(
+                    &worker.client,
+                    task.shard,
+                    next,
+                    &record(task.shard, next),
+                    lock_timeout,
+                )
+                .await
+                .map_err(lost)?
+            } else {
+                let guard = match worker.guard.take() {
+                    Some(guard) => guard,
+                    None => session::open(self.connect, "pgshard migrate").await?,
+                };
+                let schema = self.cluster.schema_prefix.schema(task.shard);
+                let (shard, patience) = (task.shard, self.pace.patience);
+                let alone = Alone {
+                    shard,
+                    schema: &schema,
+                    step: &next[0],
+                    lock_timeout,
+                    patience,
+                };
+                let outcome = alone.run(&worker.client, &guard).await.map_err(lost)?;
+                worker.guard = Some(guard);
+                outcome
+            };
+            match outcome {
+                Outcome::Done => {
+                    task.done += next.len();
+                    self.report.lock().expect(NO_PANIC).begun.insert(task.shard);
+                }
+                Outcome::Apart(_) => is_apart = true,
+                other => return Ok(other),
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Records that the shard has failed, for `retry` and `status`.
+    async fn give_up(
+        &self,
+        worker: &Worker,
+        task: &Task,
+        steps: &[Step],
+        fault: ShardFault,
+    ) -> Result<(), HostFault> {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        let step = match &fault {
+            ShardFault::Migration { migration, .. } => {
+                steps.iter().find(|step| step.recorded.name == *migration)
+            }
+            _ => None,
+        };
+        if let Some(step) = step.or(steps.get(task.done)) {
+            let recorded = &step.recorded;
+            let sql = format!(
+                "INSERT INTO pgshard.migration_attempt AS a (shard_id, name, checksum, begun, \
+                    message)
+                 VALUES ({}, {}, {}, false, {message})
+                 ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = \
+                 excluded.checksum,
+                     begun = a.begun AND a.name = excluded.name, message = excluded.message,
+                     tried_at = pg_catalog.clock_timestamp()",
+                task.shard,
+                quote_literal(&recorded.name),
+                quote_literal(&recorded.checksum),
+                message = quote_literal(&fault.to_string()),
+            );
+            let noted = worker.client.batch_execute(&sql).await;
+            noted.map_err(|error| HostFault::Lost {
+                reason: chain(&error),
+            })?;
+        }
+        self.failed(task.shard, fault);
+        Ok(())
+    }
+
+    /// Who is in the way: the oldest transaction that holds a lock on one of the shard's relations.
+    async fn holder(
+        &self,
+        client: &Client,
+        shard: ShardId,
+    ) -> Result<Option<String>, tokio_postgres::Error> {
+        let sql = format!(
+            "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', \
+                a.pid,
+                coalesce(nullif(a.application_name, ''), a.usename::text, '?'), \
+                pg_catalog.date_part('epoch',
+                    pg_catalog.clock_timestamp() - a.xact_start)::int8,
+                {})
+            FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN \
+            pg_catalog.pg_stat_activity a ON a.pid = l.pid
+            WHERE n.nspname = $1 AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+            ORDER BY a.xact_start LIMIT 1",
+            shown("a.query")
+        );
+        let schema = self.cluster.schema_prefix.schema(shard);
+        let rows = client.query_typed(&sql, &[(&schema, Type::TEXT)]).await?;
+        rows.first().map(|row| row.try_get(0)).transpose()
+    }
+}
+
+/// The session with the oldest snapshot of the database: what CREATE INDEX CONCURRENTLY waits for,
+/// whatever tables that session reads.
+struct OldestSnapshot {
+    words: String,
+    /// Whether it is a mover's: a move reads in snapshots that end by themselves.
+    is_movers: bool,
+}
+
+/// Locks: none.
+async fn oldest_snapshot(client: &Client) -> Result<Option<OldestSnapshot>, tokio_postgres::Error> {
+    let sql = format!(
+        "SELECT pg_catalog.format('process %s (%s) has the oldest snapshot of the database, %s s \
+            old%s: %s', a.pid,
+            coalesce(nullif(a.application_name, ''), a.usename::text, '?'),
+            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start)::int8,
+            CASE WHEN {IS_MOVERS} THEN ', for a move' ELSE '' END, {query}), {IS_MOVERS}
+        FROM pg_catalog.pg_stat_activity a
+        WHERE a.backend_xmin IS NOT NULL AND a.datname = pg_catalog.current_database()
+            AND a.pid <> pg_catalog.pg_backend_pid()
+        ORDER BY pg_catalog.age(a.backend_xmin) DESC, a.xact_start LIMIT 1",
+        query = shown("a.query")
+    );
+    let rows = client.query_typed(&sql, &[]).await?;
+    let read = |row: &tokio_postgres::Row| {
+        Ok(OldestSnapshot {
+            words: row.try_get(0)?,
+            is_movers: row.try_get(1)?,
+        })
+    };
+    rows.first().map(read).transpose()
+}
+
+/// Whether a session `a` is a mover's, by its name.
+const IS_MOVERS: &str = "a.application_name ~ '^pgshard (audit )?[0-9a-f]{8}-[0-9a-f-]{27}/'";
+
+/// How much longer an index is tried while a move has the oldest snapshot: an audit may hold one
+/// for ten minutes.
+const MOVERS_PATIENCE: Duration = Duration::from_secs(900);
+
+fn is_lost(fault: &HostFault) -> bool {
+    matches!(fault, HostFault::Lost { .. })
+}

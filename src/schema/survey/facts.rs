@@ -1,0 +1,389 @@
+//! What a host says about itself and its shards. The reading of it is in
+//! [`survey`](mod@crate::schema::survey).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::clock::ClockFacts;
+use super::known::Record;
+use super::made::MadeSet;
+use crate::map::{HostName, ShardEpoch};
+use crate::pg::{ConnectError, HostState};
+use crate::schema::control::damage::Installed;
+use crate::schema::control::lock::Foreign;
+use crate::schema::control::monitors::Monitors;
+use crate::schema::control::rights::Routers;
+use crate::schema::control::shape::{Gone, Shape};
+use crate::shard::ShardId;
+
+/// What every host that was asked says.
+pub type Survey = BTreeMap<HostName, Result<HostFacts, FactsError>>;
+
+/// What one host says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostFacts {
+    /// The server and the role that asked.
+    pub server: ServerFacts,
+    /// The schemas whose names end in four digits, as shards' do.
+    pub schemas: BTreeSet<String>,
+    /// Objects that only moves create.
+    pub of_moves: OfMoves,
+    /// Settings that matter, of the server, the database and the role, by name.
+    pub settings: BTreeMap<String, String>,
+    /// What the control schema holds; `None` where there is none, that is, before bootstrap.
+    pub control: Option<ControlFacts>,
+    /// The clocks; `None` where they were not asked for, see
+    /// [`survey_with_clocks`](super::survey_with_clocks).
+    pub clock: Option<ClockFacts>,
+}
+
+/// Objects with names that only moves give.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfMoves {
+    /// Schemas like `shard_0007__left_e1`.
+    pub schemas: BTreeSet<String>,
+    /// Replication slots of this database whose names begin with `pgshard_`.
+    pub slots: Vec<String>,
+    /// Those of them that the server has invalidated.
+    pub lost_slots: Vec<String>,
+    /// Publications whose names begin with `pgshard_`.
+    pub publications: Vec<String>,
+    /// The slot of those that keeps VACUUM from the most rows of the catalogs.
+    pub catalog_slot: Option<String>,
+    /// The dead rows of the catalogs that grow with each change of a definition, and of temporary
+    /// tables.
+    pub dead_catalog_rows: u64,
+    /// Their live rows.
+    pub live_catalog_rows: u64,
+}
+
+/// The server, and the rights of the role that asked; or of the owner, where who asked only
+/// watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerFacts {
+    /// `server_version_num`: 150004 is 15.4.
+    pub version: i32,
+    /// The role that asked.
+    pub role: String,
+    /// The database.
+    pub database: String,
+    /// Whether it is a standby, where nothing can be written.
+    pub in_recovery: bool,
+    /// Whether the role may create schemas in the database.
+    pub may_create: bool,
+    /// Whether there is a schema named `pgshard`, the control schema or not.
+    pub has_pgshard: bool,
+    /// Whether the role is a superuser.
+    pub is_superuser: bool,
+    /// Whether every role may create objects in the schema `public`.
+    pub public_may_create: bool,
+    /// Whether the role may make replication slots, as far as the catalogs show.
+    pub may_replicate: bool,
+    /// Whether shards can leave the server while they are open: its WAL can be decoded.
+    pub can_decode: bool,
+    /// How many locks on objects the server has room for, all connections together.
+    pub lock_slots: i64,
+    /// Whether no commit ends, because too few synchronous standbys stream.
+    pub commits_wait: bool,
+    /// The role that asked, if it only watches. What is said of a role is then said of the control
+    /// schema's owner.
+    pub watcher: Option<String>,
+}
+
+/// What the control schema of a host holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ControlFacts {
+    /// The control migrations that were run, by version.
+    pub migrations: Vec<RecordedControl>,
+    /// What was recorded about the cluster; `None` only if somebody has emptied the table.
+    pub cluster: Option<RecordedCluster>,
+    /// The shards that are here, or were.
+    pub shards: BTreeMap<ShardId, ShardRow>,
+    /// The shards that moves are bringing here.
+    pub incoming: BTreeMap<ShardId, IncomingRow>,
+    /// The shards with a move away from here that is at work or has stopped halfway.
+    pub moving: BTreeSet<ShardId>,
+    /// The migrations of the shards; shards with the same ones are together.
+    pub applied: Vec<AppliedSet>,
+    /// What is in the schemas of the shards that are served here, by name.
+    pub made: Vec<MadeSet>,
+    /// The once-per-host migrations that were run.
+    pub host_migrations: Vec<RecordedMigration>,
+    /// The shard migrations that were begun here and did not succeed.
+    pub attempts: BTreeMap<ShardId, Attempt>,
+    /// The moves in this host's journal that have neither been completed nor aborted.
+    pub live_moves: BTreeSet<Uuid>,
+    /// The shards that left and cannot be taken back although their old copies are kept, with the
+    /// reason.
+    pub lost_ways: BTreeMap<ShardId, String>,
+    /// The shards that left and can be taken back.
+    pub open_ways: BTreeMap<ShardId, OpenWay>,
+    /// The shards whose old copies are kept, and whose moves may not have brought everything.
+    pub audits: Vec<KeptAudit>,
+    /// What moves have created here and must be dropped some day.
+    pub ledger: Vec<LedgerRow>,
+    /// Tables of shards served here that still have a replica identity that a move lent them,
+    /// although no move needs it any longer; empty if the control schema is older.
+    pub still_lent: BTreeSet<(ShardId, String)>,
+    /// What the host has recorded about the cluster; empty if the control schema is older than
+    /// that.
+    pub known: Record,
+    /// For shards with a move that is at work or has stopped halfway: that move; empty if the
+    /// control schema is older.
+    pub open_moves: BTreeMap<ShardId, OpenMove>,
+    /// The indexes of the shards here that are not valid.
+    pub(in crate::schema) invalid_indexes: BTreeSet<(ShardId, String)>,
+    /// The objects of the control schema, if they were read.
+    pub(in crate::schema) installed: Option<Installed>,
+    /// What its tables are made of.
+    pub(in crate::schema) shape: Option<Shape>,
+    /// The roles of routers.
+    pub(in crate::schema) routers: Routers,
+    /// The roles that only watch.
+    pub(in crate::schema) monitors: Monitors,
+    /// Locks of ours that are a stranger's.
+    pub(in crate::schema) foreign_locks: Vec<Foreign>,
+}
+
+impl ControlFacts {
+    /// The migrations of each shard that has any.
+    pub(in crate::schema) fn migrations_by_shard(&self) -> BTreeMap<ShardId, &[RecordedMigration]> {
+        let mut by_shard: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
+        for set in &self.applied {
+            by_shard.extend(
+                set.shards
+                    .iter()
+                    .map(|shard| (*shard, set.migrations.as_slice())),
+            );
+        }
+        by_shard
+    }
+}
+
+/// How a shard that left can be taken back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenWay {
+    /// The move that would be taken back.
+    pub id: Uuid,
+    /// Where the shard is.
+    pub target: HostName,
+    /// The slot there from which its old copy takes changes.
+    pub slot: String,
+}
+
+/// A move that is at work or has stopped halfway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenMove {
+    /// The move.
+    pub id: Uuid,
+    /// The host that gets the shard.
+    pub target: HostName,
+    /// Host and process of its mover, at work or not.
+    pub holder: String,
+    /// Since when somebody works on it, by the host's clock; `None`: nobody renews its lease.
+    pub since: Option<Timestamp>,
+}
+
+impl std::fmt::Display for OpenMove {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.since {
+            Some(since) => write!(
+                f,
+                "the move {} by {} since {since:.0}",
+                self.id, self.holder
+            ),
+            None => write!(
+                f,
+                "the move {}, on which nobody works ({} did)",
+                self.id, self.holder
+            ),
+        }
+    }
+}
+
+/// A row of `pgshard.control_migration`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RecordedControl {
+    /// Its number.
+    pub version: i32,
+    /// Its name, without the number.
+    pub name: String,
+    /// SHA-256 of its text, in hexadecimal.
+    pub checksum: String,
+}
+
+/// The row of `pgshard.cluster`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RecordedCluster {
+    /// N.
+    pub shards: i32,
+    /// The epoch as Unix milliseconds.
+    pub epoch_ms: i64,
+    /// What comes before a shard's number in the name of its schema.
+    pub schema_prefix: String,
+    /// The name that the config gave the host.
+    pub host_name: String,
+    /// How a key becomes a shard, [`crate::KeyKind::as_str`].
+    pub key_kind: String,
+}
+
+/// Whether a host owns a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShardState {
+    /// It does.
+    Serving,
+    /// It does, but a move has closed the shard for a moment.
+    Fenced,
+    /// It did. The peer owns it now.
+    Moved,
+}
+
+/// A row of `pgshard.shard`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardRow {
+    /// The shard's schema.
+    pub schema: String,
+    /// Whether the host owns the shard.
+    pub state: ShardState,
+    /// Since which epoch it does; for a moved shard, since which epoch the peer does.
+    pub epoch: ShardEpoch,
+    /// Where the shard is, or is going.
+    pub peer: Option<HostName>,
+    /// The move that fenced it or took it away.
+    pub move_id: Option<Uuid>,
+    /// How long the fence still stands, in milliseconds by the host's clock; negative if its mover
+    /// is late.
+    pub fence_left_ms: Option<f64>,
+    /// How long ago the shard was last fenced, un-fenced or opened, in milliseconds.
+    pub fence_ago_ms: Option<f64>,
+}
+
+/// A row of `pgshard.incoming`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IncomingRow {
+    /// The move that brings the shard.
+    pub move_id: Uuid,
+    /// Where it comes from.
+    pub source: HostName,
+    /// The epoch that it will have here.
+    pub epoch: ShardEpoch,
+    /// Whether everything is in place and only the open is missing.
+    pub ready: bool,
+}
+
+/// A migration that a shard has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub struct RecordedMigration {
+    /// Its file's name without `.sql`; pgshard's own start with `pgshard:`.
+    pub name: String,
+    /// SHA-256 of its text, in hexadecimal.
+    pub checksum: String,
+}
+
+/// A row of `pgshard.migration_attempt`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The migration.
+    pub name: String,
+    /// Why it failed; `None` if its outcome is unknown.
+    pub message: Option<String>,
+}
+
+/// Shards of one host that have the same migrations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppliedSet {
+    /// The migrations, by name.
+    pub migrations: Vec<RecordedMigration>,
+    /// The shards, in order.
+    pub shards: Vec<ShardId>,
+}
+
+/// A shard that left, whose move was not audited, or differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptAudit {
+    /// The shard.
+    pub shard: ShardId,
+    /// The move.
+    pub move_id: Uuid,
+    /// Where it went.
+    pub target: HostName,
+    /// What differs: each thing, and the keys of its rows.
+    pub differences: Vec<String>,
+    /// What was not compared, and why; empty where an audit was broken off.
+    pub left_out: Vec<String>,
+}
+
+/// A row of `pgshard.ledger`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct LedgerRow {
+    /// `incoming`, `signpost`, `left`, `old signpost`, `publication` or `slot`.
+    pub kind: String,
+    /// The object's name.
+    pub name: String,
+    /// The move that made it.
+    pub move_id: Uuid,
+    /// The shard.
+    pub shard: ShardId,
+    /// The phase of that move in the journal of this host; `None` where the journal is another
+    /// host's.
+    pub phase: Option<String>,
+}
+
+impl FactsError {
+    /// The state of the host that could not be read.
+    pub fn host_state(&self) -> HostState {
+        match self {
+            FactsError::Unreachable { source } => source.host_state(),
+            FactsError::Query { source, .. } => HostState::of_query(source),
+            FactsError::NotOwner { .. }
+            | FactsError::Lacking { .. }
+            | FactsError::Unreadable { .. } => HostState::AnswersWithError,
+        }
+    }
+}
+
+/// Why it is unknown what a host says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FactsError {
+    /// There is no connection.
+    #[error("it {}", source.host_state())]
+    Unreachable {
+        /// Why not.
+        #[source]
+        source: ConnectError,
+    },
+    /// The control schema belongs to another role, and who asked may not watch either.
+    #[error("its control schema belongs to the role {owner}, not to {role}")]
+    NotOwner {
+        /// The role that owns it.
+        owner: String,
+        /// The role that asked.
+        role: String,
+    },
+    /// A query failed.
+    #[error("it does not answer a question about its {what}")]
+    Query {
+        /// `server`, `control schema`, `clock`, `catalogs` or `rows`.
+        what: &'static str,
+        /// What the server or the driver says.
+        #[source]
+        source: tokio_postgres::Error,
+    },
+    /// Tables or columns of the control schema are gone, and what was in them.
+    #[error("of its control schema: {}", gone.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("; "))]
+    Lacking {
+        /// Each of them.
+        gone: Vec<Gone>,
+    },
+    /// The control schema holds something that no pgshard writes.
+    #[error("its control schema holds {what}, which is impossible")]
+    Unreadable {
+        /// What.
+        what: String,
+    },
+}
