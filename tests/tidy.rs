@@ -14,6 +14,8 @@ mod dependencies;
 mod documents;
 #[path = "tidy/language.rs"]
 mod language;
+#[path = "tidy/rooms.rs"]
+mod rooms;
 
 /// The modules of the library from the bottom up. A module uses itself and those before it. The
 /// reasons are in ARCHITECTURE.md.

@@ -28,24 +28,25 @@ pub use check::{
     RecordError, RowRules, Severity, Shelf, accept, check, check_without_map, compare, contents,
     definitions, exposed, identities, map_of_hosts, rebuild_map, sources,
 };
-pub(crate) use check::{COMMITS_WAIT, Findings, START_A_STANDBY, made_alike};
+pub(crate) use check::{Findings, START_A_STANDBY, made_alike};
 pub(crate) use control::lock;
 pub use control::{
-    Cluster, Gone, Grantor, Grants, Purpose, Service, Writer, rights, shard_migration, writer,
+    Cluster, Gone, Grantor, Grants, Purpose, RecordedMigration, Service, Writer, rights,
+    shard_migration, writer,
 };
 pub use fleet::{
     ControlError, Drift, HostFault, Lost, Migration, MigrationMistake, Migrations, MigrationsError,
     ShardFault, backfill, bootstrap, forget, install, lost_on, migrate,
 };
-pub(crate) use survey::shards_named;
 pub use survey::{
     AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, HostLoad, HostStatus,
     IncomingRow, KeptAudit, LedgerRow, MadeSet, Measure, OfMoves, OpenMove, OpenWay, RESTORE,
-    Record, RecordedCluster, RecordedControl, RecordedMigration, Refusal, ServerFacts, ShardRow,
-    ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams, Surroundings, Survey, differences,
-    host_facts, host_load, host_status, lacking_on, measure, restore, streams, surroundings,
-    survey, survey_with_clocks, top, watched_facts, watched_facts_with_clocks,
+    Record, RecordedCluster, RecordedControl, Refusal, ServerFacts, ShardRow, ShardState, Sizes,
+    Slot, SlotLoad, StreamReader, Streams, Surroundings, Survey, differences, host_facts,
+    host_load, host_status, lacking_on, measure, restore, streams, surroundings, survey,
+    survey_with_clocks, top, watched_facts, watched_facts_with_clocks,
 };
+pub(crate) use survey::{COMMITS_WAIT, shards_named};
 
 /// Our own SQL: that of the control schema, and of each shard.
 #[cfg(feature = "dev")]

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use super::view::Hosts;
 use crate::map::HostName;
 use crate::schema::check::finding::{Findings, Severity};
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::own::{MARK, OWN};
 use crate::schema::fleet::migrations::{Drift, Migrations, Pending};
-use crate::schema::survey::facts::{ControlFacts, RecordedMigration};
+use crate::schema::survey::facts::ControlFacts;
 use crate::schema::survey::made;
 use crate::shard::ShardId;
 

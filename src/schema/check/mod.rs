@@ -15,9 +15,9 @@ use self::view::{Hosts, InMap};
 use crate::map::ShardMap;
 use crate::schema::control::Cluster;
 use crate::schema::fleet::migrations::Migrations;
-use crate::schema::survey::clock;
 use crate::schema::survey::facts::Survey;
 
+mod clock;
 mod compare;
 mod contents;
 mod contradiction;
@@ -48,7 +48,7 @@ pub(crate) use finding::Findings;
 pub use finding::{Finding, Severity};
 pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};
 pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
-pub(crate) use settings::{COMMITS_WAIT, START_A_STANDBY};
+pub(crate) use settings::START_A_STANDBY;
 pub use sources::sources;
 pub(super) use view::Given;
 

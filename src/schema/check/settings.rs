@@ -43,18 +43,6 @@ const UNSAFE: [(&str, &str, &str); 6] = [
     ),
 ];
 
-/// Whether commits wait for standbys that are not there, as an SQL expression: fewer stream than
-/// `synchronous_standby_names` asks for. A role that may not see which of them are synchronous
-/// takes each for one.
-pub(crate) const COMMITS_WAIT: &str = r"
-    (pg_catalog.current_setting('synchronous_standby_names') <> ''
-    AND pg_catalog.current_setting('synchronous_commit') <> 'local'
-    AND NOT pg_catalog.pg_is_in_recovery()
-    AND (SELECT count(*) FROM pg_catalog.pg_stat_replication
-         WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden'))
-        < coalesce((pg_catalog.regexp_match(pg_catalog.current_setting('synchronous_standby_names'),
-                    '^\s*(?:first\s+|any\s+)?([0-9]{1,9})\s*\(', 'i'))[1]::pg_catalog.int8, 1))";
-
 /// Settings in which a shard would find a difference after a move.
 const SAME: [&str; 5] = [
     "server_encoding",

@@ -4,11 +4,10 @@ use super::check;
 use crate::map::HostName;
 use crate::schema::check::finding::Severity;
 use crate::schema::check::remedy::BOOTSTRAP;
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::own::{OWN, Own, UNFINISHED};
 use crate::schema::fleet::migrations::tests::migrations;
-use crate::schema::survey::facts::{
-    AppliedSet, KeptAudit, LedgerRow, RecordedCluster, RecordedMigration,
-};
+use crate::schema::survey::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedCluster};
 use crate::schema::survey::refusal::tests::cluster;
 use crate::schema::tables::{host, map_of, shard, survey_of};
 

@@ -8,6 +8,7 @@ pub(in crate::schema) mod damage;
 pub(crate) mod lock;
 pub(in crate::schema) mod monitors;
 pub(in crate::schema) mod own;
+mod recorded;
 pub(crate) mod rights;
 pub(in crate::schema) mod script;
 pub(in crate::schema) mod shape;
@@ -15,6 +16,7 @@ pub(in crate::schema) mod steps;
 
 pub use cluster::Cluster;
 pub use monitors::{Writer, writer};
+pub use recorded::RecordedMigration;
 pub use rights::{Grantor, Grants, Purpose, Service, rights, shard_migration};
 pub use shape::Gone;
 pub use steps::VERSION;

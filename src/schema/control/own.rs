@@ -4,9 +4,9 @@
 //! replaces what the earlier one made.
 
 use super::cluster::Cluster;
+use super::recorded::RecordedMigration;
 use super::steps::checksum;
 use crate::pg::quote_ident;
-use crate::schema::survey::facts::RecordedMigration;
 use crate::shard::ShardId;
 
 /// One of pgshard's own migrations of a shard.

@@ -32,9 +32,9 @@ use crate::pg::{ConnectOptions, Connection};
 use crate::schema::control::Cluster;
 use crate::schema::control::lock;
 use crate::schema::control::rights::{self, Roles};
-use crate::schema::survey::facts::{FactsError, HostFacts};
+use crate::schema::survey::facts::{FactsError, HostFacts, Record};
 use crate::schema::survey::host_facts;
-use crate::schema::survey::known::{self, Known, Record};
+use crate::schema::survey::known::{self, Known};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 

@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 
 use super::dump::{About, FromDump, from_dump};
 use crate::pg::Template;
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::own::{MARK, OWN};
 use crate::schema::control::script::{
     Repeatable, Statement, forbidden, repeatable, statements, unclosed,
 };
 use crate::schema::control::steps::checksum;
-use crate::schema::survey::facts::RecordedMigration;
 use crate::shard::ShardId;
 
 /// The application's shard migrations, checked, in order.

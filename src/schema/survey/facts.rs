@@ -7,11 +7,9 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::clock::ClockFacts;
-use super::known::Record;
-use super::made::MadeSet;
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::{ConnectError, HostState};
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::damage::Installed;
 use crate::schema::control::lock::Foreign;
 use crate::schema::control::monitors::Monitors;
@@ -58,6 +56,24 @@ pub struct OfMoves {
     pub dead_catalog_rows: u64,
     /// Their live rows.
     pub live_catalog_rows: u64,
+}
+
+/// What a host says of its clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClockFacts {
+    /// How far it is ahead of the clock of the machine that asked, in milliseconds; negative when
+    /// it is behind.
+    pub ahead_ms: i64,
+    /// The error of that in milliseconds, at most: half a round trip.
+    pub within_ms: i64,
+    /// The host's time when it was asked.
+    pub now: Timestamp,
+    /// The shards that the host owns, with the milliseconds by which their IDs are ahead of the
+    /// host's clock; negative, as is usual, if they are behind.
+    pub ids_ahead_ms: BTreeMap<ShardId, i64>,
+    /// The shards that the host owns and whose sequences of IDs have never been called: they make
+    /// no ID.
+    pub ids_unset: BTreeSet<ShardId>,
 }
 
 /// The server, and the rights of the role that asked; or of the owner, where who asked only
@@ -162,6 +178,19 @@ impl ControlFacts {
         by_shard
     }
 }
+
+/// The shards of a host whose schemas contain the same, written as `table photos`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MadeSet {
+    /// What there is.
+    pub objects: BTreeSet<String>,
+    /// In which shards.
+    pub shards: Vec<ShardId>,
+}
+
+/// A host's record of the cluster: every host that has been bootstrapped, and the shards that each
+/// had.
+pub type Record = BTreeMap<HostName, BTreeMap<ShardId, ShardEpoch>>;
 
 /// How a shard that left can be taken back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -273,15 +302,6 @@ pub struct IncomingRow {
     pub epoch: ShardEpoch,
     /// Whether everything is in place and only the open is missing.
     pub ready: bool,
-}
-
-/// A migration that a shard has.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub struct RecordedMigration {
-    /// Its file's name without `.sql`; pgshard's own start with `pgshard:`.
-    pub name: String,
-    /// SHA-256 of its text, in hexadecimal.
-    pub checksum: String,
 }
 
 /// A row of `pgshard.migration_attempt`.

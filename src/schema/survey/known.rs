@@ -10,13 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::facts::{ControlFacts, HostFacts, ShardState, Survey};
+use super::facts::{ControlFacts, HostFacts, Record, ShardState, Survey};
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
-
-/// A host's record of the cluster: every host that has been bootstrapped, and the shards that each
-/// had.
-pub type Record = BTreeMap<HostName, BTreeMap<ShardId, ShardEpoch>>;
 
 /// Where a shard was last.
 #[derive(Clone, Copy, Debug)]

@@ -13,8 +13,7 @@ use super::answer::{failed, unreadable};
 use crate::map::{HostName, RangeItem, parse_ranges};
 use crate::schema::control::lock;
 use crate::schema::control::shape::Shape;
-use crate::schema::survey::facts::{ControlFacts, FactsError, OpenMove};
-use crate::schema::survey::known::Record;
+use crate::schema::survey::facts::{ControlFacts, FactsError, OpenMove, Record};
 use crate::shard::{ShardCount, ShardId};
 
 /// Where the leases of movers are.

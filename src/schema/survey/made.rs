@@ -7,19 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::facts::{ControlFacts, RecordedMigration};
+use super::facts::ControlFacts;
 use crate::map::HostName;
-use crate::schema::control::own;
+use crate::schema::control::{RecordedMigration, own};
 use crate::shard::ShardId;
-
-/// The shards of a host whose schemas contain the same, written as `table photos`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MadeSet {
-    /// What there is.
-    pub objects: BTreeSet<String>,
-    /// In which shards.
-    pub shards: Vec<ShardId>,
-}
 
 /// With fewer shards nobody can say what is usual.
 const SHARDS_MIN: usize = 4;
@@ -145,7 +136,7 @@ pub const RESTORE: &str = "stop its writers and restore the schema from a backup
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::AppliedSet;
+    use super::super::facts::{AppliedSet, MadeSet};
     use super::*;
     use crate::schema::tables::{host, shard};
 

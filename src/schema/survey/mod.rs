@@ -15,7 +15,6 @@ use tokio_postgres::Client;
 
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
-use crate::schema::check::settings::COMMITS_WAIT;
 use crate::schema::control::monitors;
 
 mod answer;
@@ -34,20 +33,19 @@ mod status;
 mod streams;
 pub mod top;
 
-pub use clock::ClockFacts;
 pub(super) use control::{installed, shape};
 pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow,
-    OfMoves, OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts,
-    ShardRow, ShardState, Survey,
+    AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit,
+    LedgerRow, MadeSet, OfMoves, OpenMove, OpenWay, Record, RecordedCluster, RecordedControl,
+    ServerFacts, ShardRow, ShardState, Survey,
 };
-pub use known::Record;
 pub(super) use later::open_move;
 pub use load::{HostLoad, SlotLoad, host_load};
-pub use made::{MadeSet, RESTORE, lacking_on};
+pub use made::{RESTORE, lacking_on};
 pub use measure::{Measure, Sizes, measure};
 pub(crate) use refusal::shards_named;
 pub use refusal::{Refusal, differences, restore};
+pub(crate) use status::COMMITS_WAIT;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};
 pub use streams::{Slot, StreamReader, Streams, streams};
 

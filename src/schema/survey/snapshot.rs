@@ -11,12 +11,12 @@ use uuid::Uuid;
 
 use super::answer::{json, unreadable};
 use crate::map::{HostName, ShardEpoch};
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::shape::Shape;
 use crate::schema::survey::facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, IncomingRow, KeptAudit, LedgerRow, OpenWay,
-    RecordedCluster, RecordedControl, RecordedMigration, ShardRow, ShardState,
+    AppliedSet, Attempt, ControlFacts, FactsError, IncomingRow, KeptAudit, LedgerRow, MadeSet,
+    OpenWay, RecordedCluster, RecordedControl, ShardRow, ShardState,
 };
-use crate::schema::survey::made::MadeSet;
 use crate::shard::ShardId;
 
 /// Where audits are. Of the whole row a monitor may not ask.

@@ -8,7 +8,18 @@ use tokio_postgres::{Client, Row};
 use super::streams::query_with_wal;
 use crate::pg::decoding::CAN_DECODE;
 use crate::pg::state::is_not_provided;
-use crate::schema::check::settings::COMMITS_WAIT;
+
+/// Whether commits wait for standbys that are not there, as an SQL expression: fewer stream than
+/// `synchronous_standby_names` asks for. A role that may not see which of them are synchronous
+/// takes each for one.
+pub(crate) const COMMITS_WAIT: &str = r"
+    (pg_catalog.current_setting('synchronous_standby_names') <> ''
+    AND pg_catalog.current_setting('synchronous_commit') <> 'local'
+    AND NOT pg_catalog.pg_is_in_recovery()
+    AND (SELECT count(*) FROM pg_catalog.pg_stat_replication
+         WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden'))
+        < coalesce((pg_catalog.regexp_match(pg_catalog.current_setting('synchronous_standby_names'),
+                    '^\s*(?:first\s+|any\s+)?([0-9]{1,9})\s*\(', 'i'))[1]::pg_catalog.int8, 1))";
 
 /// The state of a host.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,12 +18,13 @@ use crate::map::{HostName, print_shards};
 use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_literal};
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::script::Repeatable;
 use crate::schema::fleet::bootstrap::{HostReport, Report, flush};
 use crate::schema::fleet::fault::{HostFault, ShardFault};
 use crate::schema::fleet::migrations::{Kind, Migration};
 use crate::schema::fleet::session;
-use crate::schema::survey::facts::{ControlFacts, RecordedMigration, Survey};
+use crate::schema::survey::facts::{ControlFacts, Survey};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 

@@ -2,10 +2,10 @@
 
 use crate::pg::quote_literal;
 use crate::schema::control::Cluster;
+use crate::schema::control::RecordedMigration;
 use crate::schema::control::own::OWN;
 use crate::schema::control::script::{Repeatable, guarded};
 use crate::schema::fleet::migrations::{Kind, Migrations, Pending};
-use crate::schema::survey::facts::RecordedMigration;
 use crate::shard::ShardId;
 
 /// One migration of one shard.
