@@ -32,12 +32,6 @@ const KNOWN: &[&str] = &[
     "src/router/call.rs",
     "src/router/ending.rs",
     "src/router/renewal.rs",
-    "src/schema/fleet/apart.rs",
-    "src/schema/fleet/backfill/host.rs",
-    "src/schema/fleet/bootstrap.rs",
-    "src/schema/catalog/facts.rs",
-    "src/schema/check/compare/classes.rs",
-    "src/schema/check/contents/mod.rs",
     "src/store/postgres/follow.rs",
 ];
 

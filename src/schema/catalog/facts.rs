@@ -106,12 +106,6 @@ impl Facts {
     pub(crate) fn relation_name(&self, oid: u32) -> &str {
         self.relation(oid).map_or("?", |relation| &relation.name)
     }
-
-    /// Names every object as SQL names it in a comment, without the schema: `TABLE "photos"`,
-    /// `TRIGGER "t" ON "photos"`.
-    pub(crate) fn names(&self) -> BTreeMap<Address, Name> {
-        super::names::of(self)
-    }
 }
 
 /// An object's name, in the two forms that are needed.

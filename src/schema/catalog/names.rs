@@ -5,7 +5,15 @@ use std::collections::BTreeMap;
 use super::facts::{Address, Facts, Name, SimpleObject};
 use crate::pg::quote_ident;
 
-pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
+impl Facts {
+    /// Names every object as SQL names it in a comment, without the schema: `TABLE "photos"`,
+    /// `TRIGGER "t" ON "photos"`.
+    pub(crate) fn names(&self) -> BTreeMap<Address, Name> {
+        names(self)
+    }
+}
+
+fn names(facts: &Facts) -> BTreeMap<Address, Name> {
     let mut names = BTreeMap::new();
     let mut put = |class: &str, oid: u32, name: Name| {
         names.insert(Address::new(class, oid), name);

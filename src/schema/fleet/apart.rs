@@ -14,7 +14,7 @@
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use super::batch::{Failure, Placed, Recipe, WRITE_ROW, begin_work};
+use super::recipe::{Failure, Placed, Recipe, WRITE_ROW, begin_work};
 use super::session::settle;
 use crate::pg::quote_ident;
 use crate::schema::control::Cluster;

@@ -12,34 +12,33 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::Semaphore;
 
 use super::apart;
-use super::batch::{Alone, Placed, Recipe, run_alone, run_many};
+use super::batch::{Alone, run_alone, run_many};
 use super::fault::{HostFault, ShardFault};
 use super::install::{ControlError, install_for};
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
+pub use super::plan::Host;
 use super::plan::{HostPlan, Knowledge, plan};
+use super::recipe::{Placed, Recipe};
 use super::redirect;
-use super::session;
-use crate::map::{HostName, ShardEpoch, print_ranges};
+use super::report::NO_PANIC;
+pub use super::report::{Event, HostReport, Observer, Report};
+use super::session::{self, flush, lock, read};
+use crate::map::{HostName, print_ranges};
+use crate::pg::Connection;
 use crate::pg::cause::chain;
-use crate::pg::{ConnectOptions, Connection};
 use crate::schema::control::Cluster;
-use crate::schema::control::lock;
 use crate::schema::control::rights::{self, Roles};
-use crate::schema::survey::facts::{FactsError, HostFacts, Record};
-use crate::schema::survey::host_facts;
+use crate::schema::survey::facts::{HostFacts, Record};
 use crate::schema::survey::known::{self, Known};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
-
-/// How long a bootstrap, or a migration, waits for another one on the same host.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The most shards in one transaction. More gains nothing, and a failure then costs more shards'
 /// work.
@@ -102,154 +101,6 @@ impl Request {
 }
 
 setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, fenced: BTreeSet<HostName>, width: NonZeroUsize);
-
-/// A host of the config, with the shards that the map places there.
-#[derive(Clone, Debug)]
-pub struct Host {
-    /// Its name.
-    pub name: HostName,
-    /// How to reach it.
-    pub connect: ConnectOptions,
-    /// Its shards, each with the epoch that the map has.
-    pub shards: Vec<(ShardId, ShardEpoch)>,
-}
-
-/// Something that has happened. A crash of the server can undo what is reported as done until
-/// [`Event::HostDone`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// It is known what is to be done on a host.
-    HostPlanned {
-        /// The host.
-        host: &'a HostName,
-        /// The shards that lack something.
-        to_do: usize,
-        /// The shards that lack nothing.
-        unchanged: usize,
-    },
-    /// The control schema was installed or brought up to date.
-    ControlInstalled {
-        /// The host.
-        host: &'a HostName,
-        /// Its version now.
-        version: i32,
-    },
-    /// A shard was created, or has the migrations that it lacked.
-    ShardDone {
-        /// The host.
-        host: &'a HostName,
-        /// The shard.
-        shard: ShardId,
-    },
-    /// A shard was left as it was.
-    ShardFailed {
-        /// The host.
-        host: &'a HostName,
-        /// The shard.
-        shard: ShardId,
-        /// Why.
-        fault: &'a ShardFault,
-    },
-    /// A host was left as it was, or half done.
-    HostFailed {
-        /// The host.
-        host: &'a HostName,
-        /// Why.
-        fault: &'a HostFault,
-    },
-    /// A host has ended, well or not.
-    HostDone {
-        /// The host.
-        host: &'a HostName,
-        /// What was done there.
-        report: &'a HostReport,
-    },
-}
-
-/// An observer of bootstrap's progress. Called from the bootstrap's own task: it should be quick.
-pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Send + Sync);
-
-/// What bootstrap, or a migration, has done, by host; only for the hosts that it was to write to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// By host.
-    pub hosts: BTreeMap<HostName, HostReport>,
-    /// For a migration: the shards that no host says it serves, so that nothing was run in them.
-    pub unserved: BTreeMap<ShardId, ShardFault>,
-    /// Of bootstrap: the hosts that were said to be lost, and that neither the request nor a host
-    /// that answers knows. They are no failure: a bootstrap before this one may have had them
-    /// forgotten.
-    pub unheard: BTreeSet<HostName>,
-}
-
-/// What bootstrap has done on a host.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostReport {
-    /// The versions of the control schema that were installed, or of which something was repaired.
-    pub control: Vec<i32>,
-    /// The once-per-host migrations that were run.
-    pub once: Vec<String>,
-    /// The shards that were created, in order.
-    pub created: Vec<ShardId>,
-    /// The shards that existed and got migrations, in order.
-    pub migrated: Vec<ShardId>,
-    /// How many shards lacked nothing.
-    pub unchanged: usize,
-    /// The shards that lack something still, each with the reason.
-    pub failed: BTreeMap<ShardId, ShardFault>,
-    /// The shards that lack something still, and got a part of it: files before the one that failed
-    /// are committed.
-    pub begun: BTreeSet<ShardId>,
-    /// The roles that may ask here from now on where shards are: those that may use a shard's
-    /// schema; and those that may watch.
-    pub admitted: BTreeSet<String>,
-    /// Why the host was left as it was, or half done.
-    pub fault: Option<HostFault>,
-    /// How long it took.
-    pub elapsed: Duration,
-}
-
-impl Report {
-    /// Whether everything is as it should be now.
-    pub fn is_complete(&self) -> bool {
-        self.unserved.is_empty()
-            && self
-                .hosts
-                .values()
-                .all(|host| host.fault.is_none() && host.failed.is_empty())
-    }
-
-    /// Whether everything was as it should be already.
-    pub fn nothing_to_do(&self) -> bool {
-        self.is_complete() && !self.changed()
-    }
-
-    /// Whether anything was written.
-    pub fn changed(&self) -> bool {
-        self.hosts.values().any(HostReport::changed)
-    }
-}
-
-impl HostReport {
-    /// Whether anything was written.
-    pub fn changed(&self) -> bool {
-        let done = [
-            self.created.is_empty(),
-            self.migrated.is_empty(),
-            self.begun.is_empty(),
-            self.admitted.is_empty(),
-        ];
-        !(self.control.is_empty() && self.once.is_empty() && done.iter().all(|none| *none))
-    }
-
-    pub(in crate::schema) fn left(fault: HostFault) -> HostReport {
-        HostReport {
-            fault: Some(fault),
-            ..HostReport::default()
-        }
-    }
-}
 
 /// Creates what the hosts lack. A host or shard that fails is in the report; the others go on.
 ///
@@ -523,61 +374,6 @@ async fn open(host: &Host) -> Result<Connection, HostFault> {
     session::open(&host.connect, "pgshard bootstrap").await
 }
 
-/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. It is a
-/// transaction's lock, since a session's could outlive us behind a pooler.
-///
-/// A bootstrap that was killed has lost this lock, but the server may still be at its last message:
-/// that is looked for.
-pub(in crate::schema) async fn lock(session: Connection) -> Result<Connection, HostFault> {
-    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
-    let locked = async {
-        session.batch_execute(begin).await?;
-        lock::own(&session, Instant::now() + LOCK_PATIENCE).await
-    };
-    match locked.await {
-        Ok(true) => Ok(session),
-        Ok(false) => Err(HostFault::Busy {
-            processes: lock::holders(&session).await.unwrap_or_default(),
-        }),
-        Err(error) => Err(HostFault::unanswered(&error)),
-    }
-}
-
-/// What the host says, read on the session that holds its lock. It waits for a lock
-/// no longer than for another bootstrap. The way back to the savepoint gives
-/// up the locks of what was read, for which an ALTER TABLE of the work would wait for ever. It also
-/// closes the cursor that the last query has left open in the transaction: with that snapshot,
-/// CREATE INDEX CONCURRENTLY would wait for the end of our own transaction.
-pub(in crate::schema) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
-    let lost = |source| FactsError::Query {
-        what: "server",
-        source,
-    };
-    session
-        .batch_execute("SAVEPOINT facts; SET LOCAL lock_timeout = '10s'")
-        .await
-        .map_err(lost)?;
-    let facts = host_facts(session).await?;
-    session
-        .batch_execute("ROLLBACK TO SAVEPOINT facts; RELEASE SAVEPOINT facts")
-        .await
-        .map_err(lost)?;
-    Ok(facts)
-}
-
-/// The one commit that waits for the disk, which makes all earlier ones durable too. It also
-/// releases the lock.
-pub(in crate::schema) async fn flush(session: &Connection) -> Result<(), HostFault> {
-    let flush =
-        "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
-    session
-        .batch_execute(flush)
-        .await
-        .map_err(|error| HostFault::Lost {
-            reason: chain(&error),
-        })
-}
-
 /// The work on one host.
 struct Job<'a> {
     host: &'a Host,
@@ -847,6 +643,3 @@ impl Job<'_> {
             .insert(shard, fault);
     }
 }
-
-/// The locks are held for single statements that cannot panic.
-const NO_PANIC: &str = "nobody panics while holding the lock";

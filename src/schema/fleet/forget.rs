@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use futures_util::future::{BoxFuture, join_all};
 
-use super::bootstrap::{flush, lock, read, write_record};
+use super::bootstrap::write_record;
 use super::fault::HostFault;
 use super::redirect;
-use super::session;
+use super::session::{self, flush, lock, read};
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, HostState};

@@ -19,7 +19,9 @@ mod install;
 pub mod migrate;
 pub(in crate::schema) mod migrations;
 mod plan;
+mod recipe;
 mod redirect;
+mod report;
 pub(in crate::schema) mod session;
 
 pub use backfill::backfill;

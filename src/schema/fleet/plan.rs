@@ -17,10 +17,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bootstrap::Host;
 use super::fault::ShardFault;
 use super::migrations::{Drift, Migrations, Pending};
 use crate::map::{HostName, ShardEpoch};
+use crate::pg::ConnectOptions;
 use crate::schema::control::Cluster;
 use crate::schema::control::damage::{Damage, damages};
 use crate::schema::control::own::UNFINISHED;
@@ -29,6 +29,17 @@ use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardState};
 use crate::schema::survey::known::{Known, Last};
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
+
+/// A host of the config, with the shards that the map places there.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Its name.
+    pub name: HostName,
+    /// How to reach it.
+    pub connect: ConnectOptions,
+    /// Its shards, each with the epoch that the map has.
+    pub shards: Vec<(ShardId, ShardEpoch)>,
+}
 
 /// What is to be done on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

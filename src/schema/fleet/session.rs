@@ -3,9 +3,17 @@
 //! Invariant: a migration means the same on every host, whatever the settings of hosts, databases
 //! and roles are, and whatever the files and shards before it have left in the session.
 
+use std::time::{Duration, Instant};
+
 use super::fault::HostFault;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
-use crate::schema::survey::facts::FactsError;
+use crate::schema::control::lock;
+use crate::schema::survey::facts::{FactsError, HostFacts};
+use crate::schema::survey::host_facts;
+
+/// How long a bootstrap, or a migration, waits for another one on the same host.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Transactions have the properties that the code relies on, and the texts of values mean the same
 /// everywhere. No limit ends a long migration, but if the client's machine is gone, its locks are
@@ -88,4 +96,59 @@ pub(in crate::schema) async fn settle(
     client: &tokio_postgres::Client,
 ) -> Result<(), tokio_postgres::Error> {
     client.batch_execute(CLEAN).await
+}
+
+/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. It is a
+/// transaction's lock, since a session's could outlive us behind a pooler.
+///
+/// A bootstrap that was killed has lost this lock, but the server may still be at its last message:
+/// that is looked for.
+pub(in crate::schema) async fn lock(session: Connection) -> Result<Connection, HostFault> {
+    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
+    let locked = async {
+        session.batch_execute(begin).await?;
+        lock::own(&session, Instant::now() + LOCK_PATIENCE).await
+    };
+    match locked.await {
+        Ok(true) => Ok(session),
+        Ok(false) => Err(HostFault::Busy {
+            processes: lock::holders(&session).await.unwrap_or_default(),
+        }),
+        Err(error) => Err(HostFault::unanswered(&error)),
+    }
+}
+
+/// What the host says, read on the session that holds its lock. It waits for a lock
+/// no longer than for another bootstrap. The way back to the savepoint gives
+/// up the locks of what was read, for which an ALTER TABLE of the work would wait for ever. It also
+/// closes the cursor that the last query has left open in the transaction: with that snapshot,
+/// CREATE INDEX CONCURRENTLY would wait for the end of our own transaction.
+pub(in crate::schema) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
+    let lost = |source| FactsError::Query {
+        what: "server",
+        source,
+    };
+    session
+        .batch_execute("SAVEPOINT facts; SET LOCAL lock_timeout = '10s'")
+        .await
+        .map_err(lost)?;
+    let facts = host_facts(session).await?;
+    session
+        .batch_execute("ROLLBACK TO SAVEPOINT facts; RELEASE SAVEPOINT facts")
+        .await
+        .map_err(lost)?;
+    Ok(facts)
+}
+
+/// The one commit that waits for the disk, which makes all earlier ones durable too. It also
+/// releases the lock.
+pub(in crate::schema) async fn flush(session: &Connection) -> Result<(), HostFault> {
+    let flush =
+        "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
+    session
+        .batch_execute(flush)
+        .await
+        .map_err(|error| HostFault::Lost {
+            reason: chain(&error),
+        })
 }

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::definitions::{Definitions, Property, Subject, Wanted};
 use super::number;
-use super::{Definitions, Property, Subject, Wanted};
 use crate::shard::ShardId;
 
 /// A property with its values, those of most shards first.

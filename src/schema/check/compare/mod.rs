@@ -10,44 +10,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use self::classes::{Values, classes};
+use self::definitions::Subject;
 use super::finding::{Finding, Findings, Severity};
 use crate::map::HostName;
 use crate::shard::ShardId;
 
 mod classes;
+mod definitions;
 mod number;
 mod read;
 
+pub use definitions::{DefinitionSurvey, Definitions};
 pub use read::definitions;
-
-/// The definitions of a host's shards.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Definitions {
-    properties: Vec<Property>,
-    /// The values that were read: some, of properties in which shards differ.
-    texts: BTreeMap<Subject, BTreeMap<ShardId, String>>,
-}
-
-/// A property of an object, and the shards that have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Property {
-    subject: Subject,
-    /// A digest that is equal where the value is equal, apart from the shard's number.
-    digest: String,
-    shards: Vec<ShardId>,
-    /// The digests of the values as they are, in the order of the shards. Empty if their numbers
-    /// are not in them: then [`digest`](Property::digest) is that of all.
-    plain: Vec<String>,
-}
-
-/// Properties of shards.
-type Wanted = BTreeMap<ShardId, BTreeSet<Subject>>;
-
-/// `table photos`, and which property: `column title`; empty for the object itself.
-type Subject = (String, String);
-
-/// The definitions of the shards of all hosts.
-pub type DefinitionSurvey = BTreeMap<HostName, Result<Definitions, String>>;
 
 /// The most differences of a group that are named.
 const SAID_MAX: usize = 12;
@@ -193,6 +167,7 @@ fn difference(subject: &Subject, here: Option<&str>, there: Option<&str>) -> Str
 
 #[cfg(test)]
 mod tests {
+    use super::definitions::Property;
     use super::*;
     use crate::schema::tables::{host, shard};
 

@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::classes::unsure;
-use super::{DefinitionSurvey, Definitions, Property, Subject, Wanted};
+use super::definitions::{DefinitionSurvey, Definitions, Property, Subject, Wanted};
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};

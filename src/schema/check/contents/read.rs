@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::{Column, FilledBy, RowRules, Shelf, Unread};
+use super::column::{Column, FilledBy, RowRules, Shelf, Unread};
 use crate::pg::cause::chain;
 use crate::pg::{Connection, quote_ident};
 use crate::schema::fleet::session;

@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio_postgres::types::Type;
 
+use super::report::{BackfillFault, Event, Observer, Report};
+use super::request::{APPLICATION, Request};
 use super::shard::{Key, OnShard, Step};
 use super::throttle::{Held, Size, Throttle};
-use super::{APPLICATION, BackfillFault, Event, Observer, Report, Request};
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::schema::fleet::fault::HostFault;
-use crate::schema::fleet::migrate::NO_PANIC;
+use crate::schema::fleet::report::NO_PANIC;
 use crate::schema::fleet::session;
 use crate::shard::ShardId;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use uuid::Uuid;
 
-use super::APPLICATION;
+use super::request::APPLICATION;
 use super::shard::TABLE;
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, quote_ident, state};

@@ -13,11 +13,12 @@ use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::{Backfill, BackfillFault};
+use super::report::BackfillFault;
+use super::text::Backfill;
 use crate::pg::{Connection, quote_ident, quote_literal, state};
-use crate::schema::fleet::batch::{passes, words};
 use crate::schema::fleet::fault::ShardFault;
 use crate::schema::fleet::migrate::transaction::{self, Outcome};
+use crate::schema::fleet::recipe::{passes, words};
 use crate::shard::ShardId;
 
 /// The table in a shard's schema that records the progress of backfills there.

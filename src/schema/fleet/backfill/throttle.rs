@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::pg::Connection;
 use crate::pg::state::is_not_provided;
-use crate::schema::fleet::migrate::NO_PANIC;
+use crate::schema::fleet::report::NO_PANIC;
 
 /// How long an observed lag of the standbys counts.
 const LOOK: Duration = Duration::from_millis(500);

@@ -4,9 +4,9 @@ use tokio_postgres::Client;
 
 use crate::pg::quote_literal;
 use crate::schema::control::script::guarded;
-use crate::schema::fleet::batch::{line, words};
 use crate::schema::fleet::fault::HostFault;
 use crate::schema::fleet::migrations::Migrations;
+use crate::schema::fleet::recipe::{line, words};
 use crate::schema::fleet::session::{RESET, settle};
 
 /// How long a statement of these migrations may wait for a lock.

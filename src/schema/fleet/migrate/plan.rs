@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::{Canary, Request, Which};
+use super::request::{Canary, Request, Which};
 use crate::map::{HostName, ShardEpoch, print_shards};
 use crate::schema::control::own::OWN;
 use crate::schema::fleet::fault::{HostFault, ShardFault};

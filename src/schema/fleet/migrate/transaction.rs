@@ -12,8 +12,8 @@ use tokio_postgres::error::SqlState;
 use super::steps::Step;
 use crate::pg::state;
 use crate::schema::control::lock;
-use crate::schema::fleet::batch::{line, passes, wants_commit, words};
 use crate::schema::fleet::fault::ShardFault;
+use crate::schema::fleet::recipe::{line, passes, wants_commit, words};
 use crate::schema::fleet::session::{CLEAN, RESET, settle};
 use crate::shard::ShardId;
 
