@@ -1,7 +1,7 @@
 //! Whether a migration has run in every shard, for applications that start while it runs.
 //!
-//! Invariant: "everywhere" means that a host said so of each of the N shards. A shard that no host
-//! says it serves counts as not done.
+//! Invariant: "everywhere" means that a host has confirmed it for each of the N shards. A shard
+//! that no host serves counts as not migrated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,7 +29,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How far a migration is, as the hosts say. Its text (`Display`) says what is missing.
+/// The progress of a migration on the hosts. Its text (`Display`) lists what is missing.
 #[derive(Debug)]
 pub struct Migrated {
     /// Its name: that of its file, without `.sql`.
@@ -59,7 +59,7 @@ impl Migrated {
         on_hosts || self.having.len() == self.shards.get() as usize
     }
 
-    /// The shards that no host says it serves.
+    /// The shards that no host serves.
     pub fn unserved(&self) -> impl Iterator<Item = ShardId> {
         self.shards
             .iter()
@@ -117,8 +117,8 @@ pub struct NotMigrated {
 }
 
 impl Router {
-    /// Asks every host how far a migration is. `name` is the name of its file, with or without
-    /// `.sql`. Any role that may use a shard on each host may ask.
+    /// Reads the progress of a migration from every host. `name` is the name of its file, with or
+    /// without `.sql`. Any role that may use a shard on each host may call this.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -167,8 +167,8 @@ impl Router {
     /// ```
     ///
     /// # Errors
-    /// [`NotMigrated`] when the time is over first. It says how far the migration is, which shards
-    /// no host serves and which hosts did not answer.
+    /// [`NotMigrated`] when the time is over first. It contains the progress of the
+    /// migration, the shards that no host serves, and the hosts that did not answer.
     ///
     /// # Cancel safety
     /// Only reads; may be dropped and called again.

@@ -20,9 +20,9 @@ pub struct HostOptions {
     pub pool_size: usize,
     /// How statements are prepared there.
     pub prepare: PrepareMode,
-    /// The servers that may answer [`Reads`](super::Reads) for this host: its standbys. The host
-    /// itself may be among them. Each has as many connections as the host. While somebody reads,
-    /// each is asked how far it is once a second, and at least four times in
+    /// The servers that may serve [`Reads`](super::Reads) for this host: its standbys. The host
+    /// itself may be among them. Each has as many connections as the host. While reads are running,
+    /// the position of each is checked once a second, and at least four times in
     /// [`Options::max_replica_lag`]. Default none.
     pub replicas: Vec<ConnectOptions>,
 }
@@ -59,9 +59,8 @@ pub enum PrepareMode {
     #[default]
     Named,
     /// Without a name, each time: for PgBouncer in transaction mode, where the next statement may
-    /// get another session. What a session keeps from one statement to the next (SET, LISTEN,
-    /// temporary tables) is of no use there, and values of the application's own types (an enum,
-    /// say) must be cast to text.
+    /// get another session. Session state (SET, LISTEN, temporary tables) is of no use there, and
+    /// values of the application's own types (an enum, for example) must be cast to text.
     Unnamed,
 }
 
@@ -71,13 +70,13 @@ pub enum Recycle {
     /// It is cleaned when a statement, by its text, may have left something in it: SET, LISTEN,
     /// temporary tables, `SELECT … INTO`, `set_config` for more than the transaction, advisory
     /// locks of the session, and any function that is not known to leave nothing (the usual builtin
-    /// ones are known). What the text does not show is missed: a trigger, a view or a default whose
-    /// function sets something.
+    /// ones are known). What the text does not show is missed: a trigger, a view or a default that
+    /// calls a function that sets something.
     #[default]
     Fast,
     /// It is cleaned after each call and each transaction. With [`PrepareMode::Unnamed`] each
     /// statement then is a transaction of its own, which cleans up before the pooler gives the
-    /// session to somebody else: two more round trips.
+    /// session to another client: two more round trips.
     Clean,
 }
 
@@ -85,7 +84,7 @@ pub enum Recycle {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Selects {
     /// It may call a function that does. If its connection is lost after it was sent, it may have
-    /// run, unless the caller said otherwise ([`Sql::reading`](super::Sql::reading),
+    /// run, unless the caller declared it as read-only ([`Sql::reading`](super::Sql::reading),
     /// [`Shard::reads`](super::Shard::reads), a READ ONLY transaction).
     #[default]
     MayWrite,
@@ -99,9 +98,9 @@ pub enum Selects {
 ///
 /// The router calls it for a host that it finds in a map or on a signpost and does not know: once
 /// if the function knows the host, else at most ten times a second. While the router
-/// [follows](super::Router::follow) a store, it also asks for each of its hosts every five seconds.
-/// When the answer for a host differs from the one before in how the host or its replicas are
-/// reached, the router reaches them as the new answer says.
+/// [follows](super::Router::follow) a store, it also calls it for each of its hosts every five
+/// seconds. When the result for a host differs from the one before in how the host or its replicas
+/// are reached, the router uses the new one.
 #[derive(Clone)]
 pub struct HostSource(Arc<Ask>);
 
@@ -143,8 +142,8 @@ pub struct Options {
     /// a fence's deadline (10 s), so that a call that waits for a mover that died is still there
     /// when the shard opens again.
     pub retry_for: Duration,
-    /// The most connections to all hosts together, without those for lookups. A connection that
-    /// nobody uses makes room for one to another host. Default no limit but the hosts' own.
+    /// The most connections to all hosts together, without those for lookups. An unused connection
+    /// makes room for one to another host. Default no limit but the hosts' own.
     pub max_connections: Option<usize>,
     /// How long a call may take, with all waiting and every try;
     /// [`Shard::within`](super::Shard::within) sets it for one call. A statement that reaches the
@@ -164,13 +163,13 @@ pub struct Options {
     pub waiters_per_host: u32,
     /// How long a call may wait for a free connection. Default 5 s.
     pub wait_max: Duration,
-    /// About how long a connection that nobody uses is kept. Default 10 minutes; `None` keeps it
-    /// for as long as it works.
+    /// About how long an unused connection is kept. Default 10 minutes; `None` keeps it for as long
+    /// as it works.
     pub idle_timeout: Option<Duration>,
-    /// The age at which a connection is closed once nobody uses it: its server process gives back
-    /// the memory that it has gathered, and a host's new address is found. Each connection gets up
-    /// to a tenth less, so that not all are opened again at the same time. Default 30 minutes;
-    /// `None` keeps a connection for as long as it works.
+    /// The age at which a connection is closed once it is unused: its server process frees the
+    /// memory that it has gathered, and a host's new address is found. Each connection gets up to a
+    /// tenth less, so that not all are opened again at the same time. Default 30 minutes; `None`
+    /// keeps a connection for as long as it works.
     pub max_lifetime: Option<Duration>,
     /// How long opening a connection may take. Default 10 s; usually the connection's own
     /// `connect_timeout` (5 s an address) ends first.
@@ -184,7 +183,8 @@ pub struct Options {
     pub recycle: Recycle,
     /// Whether a SELECT can change anything.
     pub selects: Selects,
-    /// What `pg_stat_activity` shows, unless a host's string says otherwise. Default `pgshard`.
+    /// The name in `pg_stat_activity`, unless a host's connection string sets another. Default
+    /// `pgshard`.
     pub application_name: String,
 }
 

@@ -1,10 +1,9 @@
-//! Asks a host about its shards. Callers share questions, however many they are and however many
-//! shards they ask about.
+//! Looks up on a host which shards it owns. Callers share lookups, however many callers and shards
+//! there are.
 //!
-//! Invariant: a caller only gets an answer to a question that was sent after the caller asked. An
-//! older answer may be from before the very fence that the caller ran into. There is a pause
-//! between questions, so that an application whose statements are all wrong cannot flood the host
-//! with them.
+//! Invariant: a caller only gets the result of a lookup that was sent after its request. An older
+//! result may be from before the very fence that the caller ran into. There is a pause between
+//! lookups, so that an application whose statements are all wrong cannot flood the host with them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +32,7 @@ const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last
 /// How long a question may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The most shards in one question. The next question asks about the others.
+/// The most shards in one lookup. The next lookup covers the others.
 const SHARDS_MAX: usize = 512;
 
 /// The lookups at one host.
@@ -41,16 +40,16 @@ pub(super) struct OwnershipLookups {
     /// Callers that met a signpost. A move causes about one question of theirs, and the answer ends
     /// a pause, so they are hardly held back.
     signposts: Callers,
-    /// Callers whose error may just as well be the application's own. They ask apart, so that they
-    /// never hold up the others.
+    /// Callers whose error may just as well be the application's own. Their lookups are separate,
+    /// so that they never delay the others.
     relatives: Callers,
-    /// For each shard whose move stood still: when a call last tried to mend that. A call holds the
+    /// For each shard whose move stalled: when a call last tried to repair that. A call holds the
     /// lock while it tries. At most N entries.
     mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
     asked: AtomicU64,
 }
 
-/// The callers that ask for the same reason. They share questions.
+/// The callers that look up for the same reason. They share lookups.
 struct Callers {
     /// The least time between two questions.
     spacing: Duration,
@@ -61,22 +60,22 @@ struct Callers {
 
 #[derive(Default)]
 struct Last {
-    /// When the last question was asked.
+    /// When the last lookup was sent.
     asked: Option<Instant>,
-    /// The last answer about each shard, at most N: when it was asked for, and what it was.
+    /// The last result for each shard, at most N, and when its lookup was sent.
     answers: HashMap<ShardId, (Instant, Result<OwnershipLookup, Arc<LookUpError>>)>,
 }
 
-/// An answer and when its question was asked.
+/// A result, and when its lookup was sent.
 pub(super) struct Answered {
     pub(super) lookup: OwnershipLookup,
     pub(super) asked: Instant,
 }
 
-/// What a router may do about a move that stands still.
+/// What a router may do about a stalled move.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mend {
-    /// Swap back a fence whose deadline has passed.
+    /// Remove a fence whose deadline has passed.
     Expire,
     /// Open a shard whose move is decided.
     Open(Uuid),
@@ -113,7 +112,7 @@ impl Callers {
 }
 
 impl OwnershipLookups {
-    /// Behind a signpost, callers ask almost at once.
+    /// Behind a signpost, the lookup is sent almost at once.
     const SIGNPOST_SPACING: Duration = Duration::from_millis(1);
     /// Questions about what may be the application's own mistake can wait a little.
     const RELATIVE_SPACING: Duration = Duration::from_millis(10);
@@ -132,11 +131,11 @@ impl OwnershipLookups {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Asks about a shard, or shares a question that is sent from now on.
+    /// Looks up a shard, or joins a lookup that has not been sent yet.
     ///
     /// # Cancel safety
-    /// The caller that waits next asks instead, about its own shard and those that are still
-    /// wanted.
+    /// The next waiting caller sends the lookup instead, for its own shard and for those that are
+    /// still wanted.
     pub(super) async fn ask(
         &self,
         host: &Host,
@@ -155,8 +154,8 @@ impl OwnershipLookups {
             .get(&shard)
             .filter(|(asked, _)| *asked >= wanted);
         if known.is_none() {
-            // Callers that come during this pause share the answer, since the question is sent
-            // after they asked.
+            // Callers that arrive during this pause share the result, since the lookup is sent
+            // after their requests.
             if let Some(early) = last
                 .asked
                 .and_then(|asked| callers.spacing.checked_sub(asked.elapsed()))
@@ -268,9 +267,9 @@ async fn act(host: &Host, shard: ShardId, mend: Mend) -> Result<bool, LookUpErro
 }
 
 async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookUpError> {
-    // The short lock timeout: if the mover holds the row, it is at work, and there is nothing to
-    // mend. READ WRITE, because a role whose transactions are read only by default must be able to
-    // end a dead mover's fence too.
+    // The short lock timeout: if the mover holds the row, it is working, and there is nothing to
+    // repair. READ WRITE, because a role whose transactions are read only by default must be able
+    // to remove a dead mover's fence too.
     lease
         .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
         .await

@@ -1,4 +1,5 @@
-//! Which host a shard is on, as far as this router knows: the map, and what hosts have said since.
+//! Which host has a shard, as far as this router knows: the map, and what hosts have reported
+//! since.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -24,8 +25,8 @@ use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::Refresh;
 
-/// How long the source is not asked again for a host that it did not know, since it may read a
-/// file.
+/// How long the host source is not called again for a host that it did not know, since it may read
+/// a file.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What every handle of a router shares.
@@ -33,9 +34,9 @@ pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
     pub(super) key: KeyKind,
-    /// The hosts that the router was made with, and those that it has met since. A host is never
-    /// taken out, because its pool is empty once nobody uses it. It is only replaced, when it is
-    /// reached in another way.
+    /// The hosts that the router was created with, and those found since. A host is never removed,
+    /// because its pool is empty once it is unused. It is only replaced, when it is reached in
+    /// another way.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
     /// The limit that the pools of all hosts share.
     pub(super) limit: Option<ConnectionLimit>,
@@ -43,21 +44,21 @@ pub(super) struct Inner {
     pub(super) peers: Arc<Peers>,
     /// The options, from which pools are made. Their hosts and map are those of the start.
     pub(super) options: Options,
-    /// Hosts that the source of hosts did not know a moment ago, and when it was asked.
+    /// Hosts that the host source did not know, and when it was called.
     pub(super) unknown: Mutex<HashMap<String, Instant>>,
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
-    /// How many calls of each shard are held up by a move, or ask whether they are.
+    /// For each shard, how many calls are delayed by a move, or are finding out whether they are.
     pub(super) waiting: Box<[AtomicU32]>,
     /// The task that follows a store's maps, and what makes the store look for a newer one.
     pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
     pub(super) closed: AtomicBool,
-    /// What the source of hosts said last.
+    /// The last result of the host source.
     pub(super) said: Said,
-    /// Wakes the task that asks the source of hosts.
+    /// Wakes the task that calls the host source.
     pub(super) hosts_wanted: Arc<Notify>,
 }
 
@@ -145,7 +146,7 @@ impl Snapshot {
 }
 
 impl Inner {
-    /// The host of this name. If the router has not met it, the source of hosts is asked.
+    /// Returns the host of this name. If the router does not know it, calls the host source.
     pub(super) fn host(&self, name: &str) -> Option<Arc<Host>> {
         match self.hosts.load().get(name) {
             Some(host) => Some(host.clone()),
@@ -243,10 +244,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes the map that a store keeps now, whatever its version. A map that was restored or put
-    /// right by hand may have an earlier version, and nobody will publish the later ones again. Old
-    /// placements in it cost a lookup: what hosts have said since counts if its epoch is larger,
-    /// and signposts lead to the shard.
+    /// Replaces the map with the one that a store has now, whatever its version. A map that was
+    /// restored or edited by hand may have an earlier version, and the later ones will not be
+    /// published again. Old placements in it cost a lookup: reports of hosts count if their epoch
+    /// is larger, and signposts lead to the shard.
     pub(super) fn follow_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         if map.shards() != self.shards {
             return Err(Error::OtherCluster {
@@ -266,7 +267,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes in what a host has said about a shard that it serves.
+    /// Records a host's report about a shard that it serves.
     pub(super) fn learn(&self, shard: ShardId, placement: Placement) {
         self.snapshot
             .rcu(|snapshot| match snapshot.with(shard, &placement) {
@@ -347,8 +348,8 @@ mod tests {
         ]
     }
 
-    /// What a router is told, in any order: a version of the map, or a shard's placement at that
-    /// version, as a host says it. The versions were published one after the other, with epochs
+    /// What a router learns, in any order: a version of the map, or a shard's placement at that
+    /// version, as a host reports it. The versions were published one after the other, with epochs
     /// that grow.
     fn told() -> impl Strategy<Value = Vec<(bool, usize, u16)>> {
         prop::collection::vec((any::<bool>(), 0..12_usize, 0..3_u16), 1..40)

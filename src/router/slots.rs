@@ -7,21 +7,22 @@
 //! choice is always the same too. A connection is opened only when all are busy, and only a few at
 //! the same time.
 //!
-//! Where the connections keep too few statements for all shards, a call that says so waits for its
-//! favourite, while a statement has that and nearly all connections are busy ([`Slots::ask`]).
-//! Whoever runs this makes sure that it waits for a moment only ([`Slots::unwant`]).
+//! Where the prepared statements of a connection are too few for all shards, a call prefers its
+//! favourite: the connection that has already prepared its statement. It waits for it while that
+//! connection and nearly all others are busy ([`Slots::ask`]). The caller of this module bounds
+//! that wait ([`Slots::unwant`]).
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to
 //! open another one. When the limit is reached, a connection of another pool is closed for it only
 //! if that pool has more than its share, or has no use for it.
 //!
-//! Invariant: there are never more connections than slots, nor than the limit. No call waits while
-//! it could be served, but for its favourite. Calls that wait for a pool, or for the same
-//! favourite, are served in the order in which they asked; a connection for which calls wait goes
-//! to the one that asked first, whatever it waits for.
+//! Invariant: there are never more connections than slots, nor more than the limit. A call waits
+//! only if it cannot be served, or for its favourite. Calls that wait for a pool, or for the same
+//! favourite, are served in the order of their requests. A connection that several calls wait for
+//! goes to the earliest of them, whatever it waits for.
 //!
-//! This does no I/O, has no clock and drops nothing: it returns the connections that the caller
-//! must close, and the calls that it must tell.
+//! This module does no I/O, has no clock and drops nothing. It returns the connections that the
+//! caller must close and the calls that it must wake.
 
 use std::collections::VecDeque;
 
@@ -33,7 +34,7 @@ use super::pool_slots::{Grant, PoolSlots, Service, Waiter, Wish};
 /// back, all routers open connections at once.
 const OPENING_MAX: usize = 4;
 
-/// The slots of pools that share a limit. `C` is a connection, `W` tells a waiter.
+/// The slots of pools that share a limit. `C` is a connection, `W` wakes a waiter.
 pub(super) struct Slots<C, W> {
     /// The most connections of all pools together.
     limit: usize,
@@ -47,7 +48,7 @@ pub(super) struct Slots<C, W> {
     ticket: u64,
 }
 
-/// What a call gets that asks for a slot.
+/// The answer to a request for a slot.
 pub(super) enum Asked<C> {
     Granted(Grant<C>),
     /// The call must wait. With the ticket it can insist, or cancel.
@@ -59,7 +60,7 @@ pub(super) enum Asked<C> {
     Closed,
 }
 
-/// What follows from a change: whom to tell what, and what to close.
+/// The consequences of a change: the calls to wake, and the connections to close.
 #[must_use = "somebody waits for it"]
 pub(super) struct Effects<C, W> {
     pub(super) grants: Vec<(W, Grant<C>)>,
@@ -139,7 +140,7 @@ impl<C, W> Slots<C, W> {
         self.pools[pool].has_empty() && self.connections >= self.limit
     }
 
-    /// Asks for a slot. If the call must wait, what `tell` gives will tell it.
+    /// Requests a slot. If the call must wait, the result of `tell` is used to wake it.
     pub(super) fn ask(
         &mut self,
         pool: usize,
@@ -218,9 +219,9 @@ impl<C, W> Slots<C, W> {
         self.settle()
     }
 
-    /// The call with this ticket has waited long enough for its favourite, and so have the others
-    /// that wait for that: from now on they wait for whatever comes first, and nobody else begins
-    /// to wait for it until its holder is done.
+    /// The call with this ticket has waited long enough for its favourite, and so have all others
+    /// that wait for the same connection. From now on they accept any connection, and no other call
+    /// starts to wait for this one until its current call is done.
     pub(super) fn unwant(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
         if let Some(slot) = self.pools[pool].wanted_by(ticket) {
             self.pools[pool].takes_longer(slot);
@@ -287,7 +288,7 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// Closes the idle connections of a pool for which `ends` says so.
+    /// Closes the idle connections of a pool for which `ends` returns true.
     pub(super) fn close_idle(&mut self, pool: usize, ends: impl Fn(&C) -> bool) -> Effects<C, W> {
         let closed = self.pools[pool].close_idle(ends);
         self.connections -= closed.len();
@@ -296,8 +297,7 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// From now on the pool does no more than `service` says. Also returns the waiters that it
-    /// sends away.
+    /// Limits the pool to `service` from now on. Also returns the waiters that are sent away.
     pub(super) fn end(&mut self, pool: usize, service: Service) -> (Effects<C, W>, Vec<W>) {
         let slots = &mut self.pools[pool];
         slots.service = service;
@@ -339,9 +339,9 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// The pool whose first waiter is served next, and from where. Pools that get one more
-    /// connection come first: else the pool whose connection is closed for that would always serve
-    /// its own waiters with it. Among these, the one that asked first.
+    /// The pool whose first waiter is served next, and the source of the connection. Pools that get
+    /// an additional connection come first; otherwise the pool that closes a connection for them
+    /// would use it for its own waiters every time. Among these, the earliest request wins.
     fn next(&self) -> Option<(usize, Source)> {
         let heads = self.pools.iter().enumerate().filter_map(|(pool, slots)| {
             let head = slots.waiting.front()?;
@@ -434,8 +434,8 @@ mod tests {
         }
     }
 
-    /// Two pools whose connections are all in use by as many callers as the limit has: none is
-    /// closed for the other.
+    /// Two pools whose connections are all in use, by as many callers as the limit allows: neither
+    /// closes one for the other.
     #[test]
     fn pools_with_their_share_are_left_alone() {
         let mut slots = Slots::<u32, u32>::new(4);
@@ -494,8 +494,8 @@ mod tests {
                 waiting: 0
             }
         );
-        // Below its share, the second gets the next that the first gives back, although somebody
-        // waits there.
+        // The second pool is below its share, so it gets the next connection that the first
+        // returns, although a call waits there.
         ticket(slots.ask(first, ANY, || 9).0);
         ticket(slots.ask(second, ANY, || 10).0);
         let effects = slots.give_back(first, 0, Some(0));
@@ -677,7 +677,7 @@ mod tests {
             )]
         );
         assert!(!slots.cancel(pool, first));
-        // One has waited for long enough: it takes any, and so does whoever is behind it.
+        // One call has waited long enough: it takes any connection, and so do the calls behind it.
         let effects = slots.unwant(pool, third);
         assert_eq!(
             effects.grants,
@@ -702,7 +702,7 @@ mod tests {
                 }
             )]
         );
-        // Nobody begins to wait for it.
+        // No call starts to wait for it.
         let _ = slots.give_back(pool, 2, Some(2));
         assert_eq!(granted(slots.ask(pool, statement(0), || 6).0).slot, 2);
     }
@@ -739,7 +739,7 @@ mod tests {
         );
     }
 
-    /// A connection that comes back goes to whoever asked first, whatever they wait for.
+    /// A connection that is returned goes to the earliest request, whatever that waits for.
     #[test]
     fn who_wants_the_favourite_waits_in_turn() {
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
@@ -810,8 +810,7 @@ mod tests {
         );
     }
 
-    /// A connection that dies takes nobody along who waits for it, and neither does a pool that is
-    /// closed.
+    /// If a connection dies, or its pool is closed, the calls that wait for it are not lost.
     #[test]
     fn a_favourite_that_ends_is_not_waited_for() {
         let mut slots = Slots::<u32, u32>::new(2);
@@ -892,7 +891,7 @@ mod tests {
         held: Vec<(usize, usize, u32)>,
         /// By number: the caller's pool and ticket.
         waiting: BTreeMap<u64, (usize, u64)>,
-        /// Callers that were told that they have a slot, and have not come for it yet.
+        /// Callers that were given a slot and have not used it yet.
         told: Vec<(usize, Grant<u32>)>,
         caller: u64,
         connection: u32,
@@ -1107,7 +1106,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
-        /// Calls ask, give back, give up and lose connections in any order.
+        /// Calls request, return, give up and lose connections in any order.
         #[test]
         fn slots_are_shared_in_order(steps in prop::collection::vec(step(), 1..120)) {
             let mut callers = Callers::new();
@@ -1115,7 +1114,7 @@ mod tests {
                 callers.run(step);
                 callers.check();
             }
-            // Once all is given back, nobody waits.
+            // Once everything is returned, no call waits.
             while !callers.told.is_empty() || !callers.held.is_empty() {
                 while let Some((pool, grant)) = callers.told.pop() {
                     callers.take(pool, grant);

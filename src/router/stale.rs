@@ -1,8 +1,8 @@
-//! Decides what a failed statement says about where its shard is. There is no I/O here.
+//! Decides what a failed statement shows about the location of its shard. There is no I/O here.
 //!
-//! Invariant: an error is only believed to be the application's own when the shard's host, asked
-//! after the statement failed, says that it serves the shard and that no fence stood since the
-//! statement began. What a host says about another one is not believed before that host's own row
+//! Invariant: an error counts as the application's own only if the shard's host confirms, in a
+//! lookup after the failure, that it serves the shard and that there was no fence since the
+//! statement began. A host's claim about another host does not count until that host's own row
 //! confirms it.
 
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub(super) enum MoveSignal {
     /// A signpost answered: the shard is closed or elsewhere. Worth another try, unless the host
     /// contradicts it twice.
     Signpost,
-    /// A name is missing, or means something else than before. Either the application made a
-    /// mistake, or a signpost stands where it cannot answer as one.
+    /// A name is missing, or resolves to something else than before. Either the application made a
+    /// mistake, or there is a signpost that cannot respond as one.
     Relative,
 }
 
@@ -43,15 +43,15 @@ impl MoveSignal {
     }
 }
 
-/// Whether the server looked for something by an OID that is gone. A type of the shard's own, say,
-/// gets another OID when the shard goes away and comes back. Internal errors are never translated,
-/// so the message can be compared.
+/// Whether the server looked for something by an OID that no longer exists. A type of the shard's
+/// own, for example, gets another OID when the shard leaves and comes back. Internal errors are
+/// never translated, so the message can be compared.
 fn names_what_is_gone(error: &tokio_postgres::Error) -> bool {
     let gone = |error: &DbError| error.message().starts_with("cache lookup failed for ");
     error.code() == Some(&SqlState::INTERNAL_ERROR) && error.as_db_error().is_some_and(gone)
 }
 
-/// What a host says of a shard: the answer of `pgshard.look`.
+/// A host's row of a shard: the result of `pgshard.look`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OwnershipLookup {
     /// Its row in `pgshard.shard`.
@@ -75,7 +75,7 @@ pub(super) enum OwnershipState {
     Moved { peer: String, token: Option<Uuid> },
 }
 
-/// What to do after a statement failed on a host that was asked since.
+/// What to do after a statement failed, once the host was looked up.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     /// The host serves the shard: run it there again, at this epoch.
@@ -86,7 +86,7 @@ pub(super) enum Verdict {
     Wait,
     /// The shard is closed, and its fence's deadline has passed: open it again.
     Expire,
-    /// The shard went to another host: ask there.
+    /// The shard moved to another host: continue there.
     Ask {
         peer: String,
         epoch: ShardEpoch,
@@ -135,7 +135,7 @@ pub(super) fn judge(
     }
 }
 
-/// Where a shard is, by the answer of the host that it is said to have moved to.
+/// The location of a shard, by the answer of the host that it is reported to have moved to.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum PeerVerdict {
     /// It is there (or was, and is being moved on from there), at this epoch.
@@ -152,15 +152,15 @@ pub(super) enum PeerVerdict {
     Wait,
 }
 
-/// `epoch`: the epoch at which the shard is said to be there.
+/// `epoch`: the epoch at which the shard is reported to be there.
 pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVerdict {
     match &lookup.row {
         Some(row) if row.epoch >= epoch => match &row.state {
             OwnershipState::Serving | OwnershipState::Fenced { .. } => {
                 PeerVerdict::Here { epoch: row.epoch }
             }
-            // A row says `moved` at the epoch of the next owner, so it must be past the one asked
-            // for.
+            // A row with `moved` has the epoch of the next owner, so it must be later than the one
+            // looked up.
             OwnershipState::Moved { peer, token } if row.epoch > epoch => PeerVerdict::Onward {
                 peer: peer.clone(),
                 epoch: row.epoch,
@@ -318,7 +318,7 @@ mod tests {
             epoch: epoch(at),
             token: None,
         };
-        // Another host said: at epoch 4 it is there.
+        // Another host reported: it is there at epoch 4.
         for (row, incoming, verdict) in [
             (row(OwnershipState::Serving, 4, None), None, here(4)),
             (row(OwnershipState::Serving, 6, None), None, here(6)),

@@ -2,10 +2,9 @@
 //! transaction another session, where what one transaction prepared, the next does not find; and
 //! for statements that a session of our own does not keep.
 //!
-//! The server must be told the types of their parameters. Behind a pooler the router asks for them
-//! once, within a transaction of their own, and elsewhere it knows them from a session that has
-//! prepared the statement. It remembers them for the host. From then on a statement is one round
-//! trip.
+//! The server must be given the types of their parameters. Behind a pooler the router reads them
+//! once, in a transaction of their own, and elsewhere it knows them from a session that has
+//! prepared the statement. It caches them per host. From then on a statement is one round trip.
 //!
 //! Invariant: outside a transaction nothing is left prepared in a session of a pooler, which
 //! another will get.
@@ -28,7 +27,7 @@ use super::stale::MoveSignal;
 pub(super) struct Learned(Mutex<LruCache<Box<str>, Box<[Type]>>>);
 
 impl Learned {
-    /// Statements whose types are remembered. An application has a few hundred.
+    /// Statements whose types are cached. An application has a few hundred.
     const STATEMENTS_MAX: usize = 4096;
 
     pub(super) fn new() -> Learned {
@@ -126,7 +125,7 @@ pub(super) async fn run<A: Answer>(
     .await
 }
 
-/// Runs a statement whose parameters have these types, and says whether they were learned before.
+/// Runs a statement whose parameters have these types. Returns whether they were known before.
 pub(super) async fn run_typed<A: Answer>(
     client: &Client,
     learned: &Learned,
@@ -134,7 +133,7 @@ pub(super) async fn run_typed<A: Answer>(
     params: &[&(dyn ToSql + Sync)],
     (types, prepared_before): (&[Type], bool),
 ) -> Result<A, Failed> {
-    // The caller gives the number of parameters. If it is wrong, the server says so.
+    // The caller gives the number of parameters. If it is wrong, the server reports it.
     let types = types
         .iter()
         .cloned()
@@ -194,8 +193,8 @@ pub(super) async fn run_and_clean<A: Answer>(
     answer
 }
 
-/// Asks for the types of a statement's parameters. The statement that this prepares is closed
-/// within the same transaction, and so in the same session.
+/// Reads the types of a statement's parameters. The statement that this prepares is closed within
+/// the same transaction, and so in the same session.
 async fn learn(
     client: &Client,
     sql: &str,
