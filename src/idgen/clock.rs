@@ -58,7 +58,7 @@ pub(super) mod testing {
 
     use super::*;
 
-    /// A clock that goes when it is told to, and when somebody sleeps.
+    /// A clock that only advances when a test sets it, and when a caller sleeps.
     #[derive(Debug)]
     pub(in crate::idgen) struct FakeClock {
         times: Mutex<(u64, Duration)>,
@@ -83,7 +83,7 @@ pub(super) mod testing {
             times.1 += duration;
         }
 
-        /// Somebody sets the wall clock.
+        /// The wall clock is set.
         pub(in crate::idgen) fn step(&self, by_ms: i64) {
             let mut times = self.times.lock().unwrap();
             times.0 = times.0.checked_add_signed(by_ms).unwrap();

@@ -1,8 +1,8 @@
 //! Flake: 64 bits of Unix milliseconds, 48 bits of worker, 16 bits of sequence: 128 in all.
 //!
-//! Sortable by time, ordered within a source, 65,536 a millisecond (65 million a second), no
+//! Sortable by time, ordered within a source, 65,536 per millisecond (65 million per second), no
 //! database. Written as 32 hexadecimal digits, which sort as the numbers do; fits PostgreSQL's
-//! `uuid` (but says no version).
+//! `uuid` (but has no version field).
 //!
 //! What fails: two workers with one number repeat. The default is 48 random bits with the multicast
 //! bit set, as RFC 4122 §4.5 has it, so that it is never a network card's address, and cloned
@@ -102,7 +102,7 @@ impl FromStr for FlakeId {
 pub enum Worker {
     /// 48 random bits with the multicast bit set, new for each source and each process.
     Random,
-    /// A number that nobody else has; the upper 16 bits are cut off.
+    /// A number that no other source has; the upper 16 bits are cut off.
     Given(u64),
 }
 
@@ -422,7 +422,7 @@ mod tests {
         assert!(matches!(given.next().await, Err(Error::Forked)));
     }
 
-    /// A clock that stands still is given up, not waited for without end.
+    /// A clock that has stopped is an error, not an endless wait.
     #[tokio::test]
     async fn a_clock_that_stands_still() {
         let options = Options {

@@ -1,13 +1,13 @@
 //! Leases on the worker numbers of [snowflakes](super::snowflake), kept in PostgreSQL.
 //!
 //! Invariant: every grant and renewal carries a **ceiling**, the last millisecond that the holder
-//! may put into an ID, and the next grant of the number begins after it. A holder that gives a
-//! number back says which millisecond was its last, and the next grant begins after that. This
-//! holds by the rows alone; no clock has to be right for it. The end of a lease by the clock only
-//! decides when the number may go to another holder. A table that may have gone back in time,
+//! may put into an ID, and the next grant of the number begins after it. A holder that releases a
+//! number reports the last millisecond that it used, and the next grant begins after that. The rows
+//! alone guarantee this; no clock has to be right for it. The end of a lease by the clock only
+//! decides when the number may be granted to another holder. A table that may have lost rows,
 //! because its server was restored, promoted or restarted, grants nothing until the longest lease
-//! whose row it may have lost has ended. All holders of a space have one epoch, and a clock that is
-//! not far from the server's.
+//! among those rows has ended. All holders of a space have one epoch, and a clock that is not far
+//! from the server's.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub struct Grant {
     pub ceiling_ms: u64,
 }
 
-/// What a holder asks for.
+/// What a holder requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
     /// What the milliseconds of the IDs count from: the same for all holders of a space.
@@ -143,7 +143,7 @@ pub enum Error {
         /// By how much it is ahead; negative where it is behind. Milliseconds.
         by_ms: i64,
     },
-    /// The runtime ended while a lease was asked for.
+    /// The runtime ended during a request for a lease.
     #[error("the runtime of the task that asked for the lease has ended")]
     Ended,
     /// The table of leases is of an older version.
@@ -166,7 +166,7 @@ pub enum Error {
     Sql {
         /// What was being done.
         doing: &'static str,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         #[source]
         source: tokio_postgres::Error,
     },
@@ -180,15 +180,15 @@ pub enum Error {
 
 /// Keeps leases: in PostgreSQL, and in tests in memory.
 pub trait LeaseStore: Send + Sync + 'static {
-    /// Grants a number that nobody holds; for a token that was granted one, the same.
+    /// Grants a free number; if the token was granted one before, the same.
     ///
     /// # Errors
     /// When all are held, the epoch or the clock is not that of the others, or the store is out of
     /// reach.
     ///
     /// # Cancel safety
-    /// When dropped, a number may be granted. A call that asks again with this token gets it, else
-    /// nobody does until `keep` has passed.
+    /// If the future is dropped, a number may have been granted. The next call with this token gets
+    /// it; otherwise it stays unused until `keep` has passed.
     fn acquire(&self, token: Uuid, term: Term)
     -> impl Future<Output = Result<Grant, Error>> + Send;
 
@@ -206,8 +206,8 @@ pub trait LeaseStore: Send + Sync + 'static {
         term: Term,
     ) -> impl Future<Output = Result<Option<Grant>, Error>> + Send;
 
-    /// Takes a number back whose holder makes no more IDs, and made none past this Unix
-    /// millisecond. Does nothing when another holder has it by now.
+    /// Releases a number whose holder makes no more IDs, and made none past this Unix millisecond.
+    /// Does nothing if another holder has it by now.
     ///
     /// # Errors
     /// When the store is out of reach.
@@ -251,9 +251,9 @@ impl WorkerLeases {
         }
     }
 
-    /// Makes the schema `pgshard_workers` where it is not there, and brings one of an earlier
-    /// version up to date while it serves. The role needs CREATE on the database. A table that is
-    /// new grants nothing for two minutes, unless there is nobody elsewhere.
+    /// Creates the schema `pgshard_workers` if it is missing, and upgrades one of an earlier
+    /// version while it is in use. The role needs CREATE on the database. A new table grants
+    /// nothing for two minutes, unless no lease can exist elsewhere.
     ///
     /// # Errors
     /// When the database is out of reach or refuses.
@@ -300,15 +300,15 @@ impl WorkerLeases {
     }
 
     /// Makes the database grant no number in any space for `length` from now on, or, without it,
-    /// for the longest lease that was ever asked for. It is for when the table's rows were
-    /// restored, or while generators still lease from another table. Renewals go on. Returns until
-    /// when.
+    /// for the longest lease that was ever requested. Use it when the table's rows were restored,
+    /// or while generators still lease from another table. Renewals continue. Returns the end of
+    /// the hold.
     ///
     /// # Errors
     /// When the database is out of reach, does not answer in time, or lacks the schema.
     ///
     /// # Cancel safety
-    /// The hold may stand or not.
+    /// The hold may or may not have been placed.
     pub async fn hold(
         connect: &ConnectOptions,
         length: Option<Duration>,
@@ -321,9 +321,9 @@ impl WorkerLeases {
         row.try_get(0).map_err(|source| failure(doing, source))
     }
 
-    /// Takes a number back whose holder is gone, before its lease ends. Returns whether it was
-    /// held. If the holder is not gone, it goes on until its lease ends, and the next begins after
-    /// that. This is for leases of hours; leases of seconds end soon enough.
+    /// Releases a number whose holder is gone, before its lease ends. Returns whether it was held.
+    /// If the holder still runs, it continues until its lease ends, and the next holder begins
+    /// after that. This is for leases of hours; leases of seconds end soon enough.
     ///
     /// # Errors
     /// When the database is out of reach, does not answer in time, or lacks the schema.
@@ -405,7 +405,7 @@ impl WorkerLeases {
         .await
     }
 
-    /// Asks one question in a transaction, over a connection of its own.
+    /// Runs one query in a transaction, over a connection of its own.
     async fn asked(
         &self,
         doing: &'static str,

@@ -1,9 +1,9 @@
-//! IDs that do not come from a shard: for a row that has no shard yet (a user, whose ID picks it),
-//! and for things without a database (log events, file names). Each kind is an [`IdSource`] in a
-//! file of its own, with its layout; [`Scheme`] takes their IDs apart again. `docs/ids.md` says
-//! when to use which.
+//! IDs that do not come from a shard: for a row that has no shard yet (a user, whose ID picks the
+//! shard), and for things outside a database (log events, file names). Each kind is an [`IdSource`]
+//! in a file of its own, with its layout; [`Scheme`] decodes their IDs. `docs/ids.md` compares
+//! them.
 //!
-//! Invariant: a source that promises unique IDs stops, with an error that says why, before it gives
+//! Invariant: a source that promises unique IDs returns an error with the reason before it gives
 //! one twice.
 
 pub mod clock;
@@ -71,7 +71,7 @@ pub trait IdSource: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The clock is behind the last ID, or stands still, for longer than the source may wait.
+    /// The clock is behind the last ID, or has stopped, for longer than the source may wait.
     #[error(
         "the clock is {by_ms} ms behind the last ID or the lease's start, and the limit of waiting \
             is {limit_ms} ms: set this machine's clock right"
@@ -106,16 +106,16 @@ pub enum Error {
         /// The length.
         length_ms: u128,
     },
-    /// The worker number was given to the process that forked this one, which goes on using it.
+    /// The worker number was given to the process that forked this one, which still uses it.
     #[error(
         "the worker number is that of the process that forked this one: make a source with another \
             number"
     )]
     Forked,
-    /// The call asked for more than a source gives at once.
+    /// The call requested more IDs than a source gives at once.
     #[error("{count} IDs at once are more than {BATCH_MAX}: ask several times")]
     BatchTooLarge {
-        /// How many were asked for.
+        /// How many were requested.
         count: usize,
     },
 }

@@ -12,9 +12,9 @@
 //! | 100 | 1 in 850 | certain |
 //! | 2,412 | 0.5 | certain |
 //!
-//! So the column needs UNIQUE and the insert another try. The published code has 23 random bits,
-//! which makes the number negative from 2034 on; the article says 22, and so do we. The random bits
-//! are no secret: do not use them as one.
+//! So the column needs UNIQUE, and an insert that fails is repeated with another ID. The published
+//! code has 23 random bits, which makes the number negative from 2034 on; the article has 22, as
+//! this module does. The random bits are not a secret.
 
 use std::sync::Arc;
 
@@ -198,7 +198,7 @@ mod tests {
         assert!((collision_odds(2412, 1.0) - exact).abs() < 0.001);
     }
 
-    /// As often as the odds say: 2,412 in a millisecond collide in about half of 400 trials.
+    /// As often as the odds predict: 2,412 in a millisecond collide in about half of 400 trials.
     #[test]
     fn they_collide_as_documented() {
         let clock = FakeClock::new(EPOCH_MS + 5, Duration::ZERO);

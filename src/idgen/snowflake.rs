@@ -7,10 +7,11 @@
 //! the database every few seconds (`lease`); an ID itself needs no round trip.
 //!
 //! Invariant: no ID is made outside the milliseconds that the lease grants. So a process that was
-//! stopped, for however long, makes no ID that the next holder of its number makes. Besides that, a
-//! generator stops a margin before its lease ends by the monotonic clock. What fails: when the
-//! database is away for longer than the lease, there are no IDs; a clock that steps back makes
-//! callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years after the epoch.
+//! suspended, for however long, makes no ID that the next holder of its number makes. In addition,
+//! a generator stops a margin before its lease ends by the monotonic clock. Limits: while the
+//! database is unreachable for longer than the lease, there are no IDs; a clock that steps back
+//! makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years after the
+//! epoch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -174,8 +175,8 @@ type Renewed = Result<(), Arc<lease::Error>>;
 struct Renewing {
     process: Process,
     under_way: Option<watch::Receiver<Option<Renewed>>>,
-    /// The token with which a number was asked for, until an answer comes: the number may be
-    /// granted already.
+    /// The token of a request for a number, until it is answered: the number may have been granted
+    /// already.
     token: Option<Uuid>,
 }
 
@@ -221,8 +222,8 @@ impl<S: LeaseStore> Snowflake<S> {
         Ok(generator)
     }
 
-    /// A generator that has a worker number, with this clock, and renews the lease only when an ID
-    /// is asked for after its end, or by [`Snowflake::renew`].
+    /// A generator that has a worker number, with this clock. It renews the lease only when an ID
+    /// is requested after its end, or by [`Snowflake::renew`].
     ///
     /// # Errors
     /// When no number can be leased.
@@ -278,14 +279,14 @@ impl<S: LeaseStore> Snowflake<S> {
         }
     }
 
-    /// Renews the lease, or leases another number if that one was lost. Callers that ask meanwhile
-    /// wait for the same renewal.
+    /// Renews the lease, or leases another number if that one was lost. Concurrent callers wait for
+    /// the same renewal.
     ///
     /// # Errors
-    /// When the store is out of reach or has no number free. The lease goes on until its end.
+    /// When the store is out of reach or has no free number. The lease is then valid until its end.
     ///
     /// # Cancel safety
-    /// The renewal goes on.
+    /// The renewal continues.
     pub async fn renew(&self) -> Result<(), Error> {
         self.inner.renew().await.map_err(Error::NoLease)
     }
@@ -331,7 +332,7 @@ impl<S: LeaseStore> Snowflake<S> {
 
 impl<S: LeaseStore> Inner<S> {
     fn renewing(&self) -> std::sync::MutexGuard<'_, Renewing> {
-        // Nothing is half-done under this lock when somebody panics.
+        // No state is half changed under this lock if a thread panics.
         let mut renewing = self.renewing.lock().unwrap_or_else(PoisonError::into_inner);
         if !renewing.process.is_current() {
             *renewing = Renewing::none();
@@ -351,7 +352,7 @@ impl<S: LeaseStore> Inner<S> {
         Err(Arc::new(lease::Error::Ended))
     }
 
-    /// Renews the lease for a caller that has none, unless another call has renewed it meanwhile.
+    /// Renews the lease for a caller that has none, unless another call has just done so.
     async fn renew_unless_held(self: &Arc<Self>) -> Renewed {
         let usable = self
             .held
@@ -490,7 +491,7 @@ impl<S: LeaseStore> Inner<S> {
 }
 
 /// How often a generator that starts waits for a hold on the leases to end: the server may be
-/// promoted or restarted meanwhile.
+/// promoted or restarted during the wait.
 const HOLDS_MAX: u32 = 3;
 
 /// How often one call may have the lease renewed.

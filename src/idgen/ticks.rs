@@ -23,12 +23,12 @@ pub enum Later {
     Forked,
     /// The clock is outside the layout.
     OutOfRange {
-        /// What it says.
+        /// The error of the clock.
         unix_ms: u64,
     },
 }
 
-/// The last millisecond (64 - `BITS` bits) and sequence number (`BITS` bits) given, in one word.
+/// The last millisecond (64 - `BITS` bits) and sequence number (`BITS` bits) given, in one integer.
 #[derive(Debug)]
 pub(super) struct Ticks<const BITS: u32>(AtomicU64);
 

@@ -2,9 +2,9 @@
 //! counter that begins at random in each millisecond, variant, 32 random bits.
 //!
 //! Sortable by time, ordered within a process (also when the clock steps back a little: the crate's
-//! counter goes on), needs no worker number and no database. What fails: nothing is checked, so
+//! counter continues), needs no worker number and no database. Limits: nothing is checked, so
 //! uniqueness rests on probability, though the odds are very good; 16 bytes are twice a `bigint` in
-//! every index; everybody can see the time at which it was made.
+//! every index; the time of creation is visible in the ID.
 
 use uuid::Uuid;
 

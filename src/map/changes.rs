@@ -1,4 +1,4 @@
-//! What a move, or another version of the map, says about single shards.
+//! Changes of single shards: by a move, or between two versions of the map.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How much a host should have: what its part of a config says, and what a rebalance plans by.
+//! How much a host should hold: its part of a config, and the limits that a rebalance plans with.
 
 /// How much a host should have, and may have.
 #[derive(Clone, Copy, Debug, PartialEq)]

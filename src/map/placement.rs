@@ -1,4 +1,4 @@
-//! The values that say where a shard is: host, epoch, and the version of the map that says it.
+//! The values of a placement: host, epoch, and version of the map.
 
 use std::borrow::Borrow;
 use std::fmt;

@@ -6,11 +6,11 @@ use std::ops::Range;
 use super::placement::ShardEpoch;
 use crate::shard::{ShardCount, ShardId};
 
-/// The most shards that a list names, each counted each time. Few bytes can name all of them once
-/// more: whoever writes to the database of a map would fill its readers' memory.
+/// The most shards in a list, counting repetitions. A few bytes can list all of them again, and a
+/// client that can write the map's table could otherwise exhaust its readers' memory.
 const LISTED_MAX: usize = 4 * ShardCount::MAX.get() as usize;
 
-/// So many mistakes are told of a list.
+/// The most mistakes that are reported of a list.
 const MISTAKES_MAX: usize = 100;
 
 /// One item of a list of ranges: shards `first..=last`, all of one epoch.
@@ -22,7 +22,7 @@ pub struct RangeItem {
     pub last: ShardId,
     /// The epoch after `@`, [`ShardEpoch::FIRST`] where there is none.
     pub epoch: ShardEpoch,
-    /// Where in the text the item stands, in bytes.
+    /// The byte position of the item in the text.
     pub at: Range<usize>,
 }
 
@@ -76,10 +76,10 @@ pub enum RangesFault {
         /// N.
         shards: ShardCount,
     },
-    /// After `@` stands no epoch.
+    /// The text after `@` is not an epoch.
     #[error("{text:?} is not an epoch: a number from 1 on")]
     NoEpoch {
-        /// What stands after the `@`.
+        /// The text after the `@`.
         text: String,
     },
     /// A list of shards to work on has no epochs.

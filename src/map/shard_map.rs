@@ -185,7 +185,7 @@ impl ShardMap {
         )
     }
 
-    /// What is different in `newer`: every shard whose host or epoch differs, in order.
+    /// The changes in `newer`: every shard whose host or epoch differs, in order.
     ///
     /// # Panics
     /// When the maps have different numbers of shards: they are then not maps of one cluster.

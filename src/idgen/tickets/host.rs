@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Error, Layout, TicketName};
 use crate::map::HostName;
 
-/// What a host says about one name.
+/// The state of one name on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The series and its layout.
@@ -60,7 +60,7 @@ pub(super) async fn names(client: &Client, host: &HostName) -> Result<Vec<Ticket
         .collect())
 }
 
-/// What the host, whose schema is there, says about the name.
+/// The state of the name on a host that has the schema.
 pub(super) async fn facts(
     client: &Client,
     host: &HostName,

@@ -140,7 +140,7 @@ pub enum Error {
         host: HostName,
         /// What was being done.
         doing: &'static str,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         #[source]
         source: tokio_postgres::Error,
     },
@@ -160,8 +160,8 @@ pub enum Error {
         /// The name.
         name: TicketName,
     },
-    /// The host is another than the config says, or its tickets are not of the series of the other
-    /// hosts.
+    /// The host is not the one in the config, or its tickets do not belong to the series of the
+    /// other hosts.
     #[error("host {host} is not used for {name}: {reason}")]
     Mismatch {
         /// The host.
@@ -171,7 +171,7 @@ pub enum Error {
         /// What does not fit.
         reason: String,
     },
-    /// No host gave a ticket: what each said.
+    /// No host gave a ticket: the error of each.
     #[error("no host gave a ticket of {name}: {}", all(.failed))]
     AllFailed {
         /// The name.
@@ -190,7 +190,7 @@ pub enum Error {
         name: TicketName,
         /// The hosts that have none left.
         hosts: Vec<HostName>,
-        /// What the server says; it names the maximum.
+        /// The server's message, which contains the maximum.
         #[source]
         source: tokio_postgres::Error,
     },
@@ -206,18 +206,18 @@ pub enum Error {
         /// The name.
         name: TicketName,
     },
-    /// The call asked for more tickets than are given at once.
+    /// The call requested more tickets than are given at once.
     #[error(
         "{count} tickets at once are more than {}: ask several times",
         super::BATCH_MAX
     )]
     BatchTooLarge {
-        /// How many were asked for.
+        /// How many were requested.
         count: usize,
     },
 }
 
-/// What each host said. Several errors have no single source that a report could follow.
+/// The errors of all hosts. Several errors have no single source that a report could follow.
 fn all(failed: &[Error]) -> String {
     failed
         .iter()
@@ -304,7 +304,7 @@ impl Layout {
         i64::try_from((count / run * stride + i128::from(residue)) * run + count % run).ok()
     }
 
-    /// The largest count of a residue whose ticket is not above `max`; `None` when it has no such
+    /// The largest count of a residue whose ticket is at most `max`; `None` if it has no such
     /// ticket.
     pub fn last_count(self, residue: u32, max: i64) -> Option<u64> {
         let max = u64::try_from(max).ok()?;
@@ -320,7 +320,7 @@ impl Layout {
             .map(|_| count)
     }
 
-    /// The smallest count of a residue whose ticket is not below `start`, nor below 1; `None` past
+    /// The smallest count of a residue whose ticket is at least `start` and at least 1; `None` past
     /// 2^63.
     fn first_count(self, residue: u32, start: i64) -> Option<i64> {
         let (run, start) = (u64::from(self.run), start.max(1).cast_unsigned());

@@ -37,7 +37,7 @@ impl Rest {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing is half-done under this lock when somebody panics.
+        // No state is half changed under this lock if a thread panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -65,13 +65,13 @@ impl Rest {
     }
 }
 
-/// Held by the task that looks for a host. Without it the host does not rest: if the task's runtime
-/// has ended, the next caller asks the host.
+/// Held by the task that probes a host. If it is dropped, the host is not skipped any more: when
+/// the task's runtime has ended, the next caller tries the host.
 pub(super) struct Resting(Rest);
 
 impl Resting {
-    /// Waits before the next look, and says whether one is needed. Each pause is twice the one
-    /// before, a little more or less, so that processes do not all look at once.
+    /// Waits before the next probe, and returns whether one is needed. Each pause is about twice
+    /// the one before, with jitter, so that processes do not all probe at once.
     pub(super) async fn pause(&self) -> bool {
         let pause = {
             let mut state = self.0.state();
@@ -107,7 +107,8 @@ mod tests {
             assert!((0.7..1.3).contains(&took), "{seconds}: {took}");
             before = tokio::time::Instant::now();
         }
-        // Connected, and it fails again: the pauses go on where they were. Tickets end that.
+        // Connected, and it failed again: the pauses continue where they were. Only tickets reset
+        // them.
         drop(looks);
         assert!(!rest.is_on());
         let looks = rest.begin().unwrap();

@@ -1,8 +1,8 @@
 //! Creates tickets on hosts, and decides which host gets which residue.
 //!
-//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no
-//! second host can write beside it. So two creators that have a host in common cannot give it
-//! twice. Two that have none in common make two series, which are never used together.
+//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that
+//! exclude a second claim. So two setups that have a host in common cannot give a residue twice.
+//! Two that have none in common make two series, which are never used together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,13 +37,13 @@ pub struct Create {
     /// How many tickets in a row are one host's, `1..=RUN_MAX`; `None`: as recorded, else 8,192. It
     /// cannot change.
     pub run: Option<u32>,
-    /// No new ticket of these hosts is below this. A host that gives tickets already goes on from
+    /// No new ticket of these hosts is below this. A host that gives tickets already continues from
     /// here, unless it is past it.
     pub start: Option<i64>,
     /// No ticket of the series is above this, on any host; `None`: as recorded, else none. It can
     /// be raised, and lowered to what has been given.
     pub max: Option<i64>,
-    /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs
+    /// A host that is permanently lost, whose residue the one host in `hosts` takes over. Needs
     /// `start`, above every ticket that the lost one may have given.
     pub replace: Option<HostName>,
     /// Hosts that are lost for ever and need not answer. Their residues stay taken.
@@ -55,7 +55,7 @@ pub struct Create {
 pub enum Role {
     /// It gives tickets from now on.
     Created,
-    /// It gave tickets already, and goes on at a later one.
+    /// It gave tickets already, and continues at a later one.
     Raised,
     /// It gave tickets already.
     Unchanged,
@@ -80,10 +80,10 @@ pub struct Created {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There is no host of a name that was asked for.
+    /// A requested host name does not exist.
     #[error("there is no host {0}")]
     NoSuchHost(HostName),
-    /// No host was asked for.
+    /// No host was given.
     #[error("no host is to give tickets")]
     NoHosts,
     /// The stride is too small or too large.
@@ -157,8 +157,7 @@ pub enum Refusal {
         /// Another.
         second: String,
     },
-    /// One host has two residues: hosts were created beside each other and one of them stopped
-    /// half-way.
+    /// One host has two residues: two setups ran at the same time and one of them stopped half-way.
     #[error(
         "host {host} has claimed the residues {first} and {second}: delete the one it does not use \
             from pgshard_tickets.claim"
@@ -179,7 +178,7 @@ pub enum Refusal {
     HostName {
         /// The host in the config.
         host: HostName,
-        /// Who it says it is.
+        /// The host that it claims to be.
         recorded: String,
     },
     /// Every residue is taken.
@@ -194,21 +193,21 @@ pub enum Refusal {
         /// The hosts that have them.
         hosts: Vec<String>,
     },
-    /// A lost host's residue was asked for without a start.
+    /// A lost host's residue was requested without a start.
     #[error(
         "the residue of {0} is used again only from a start that is above every ticket it gave: \
             --start N"
     )]
     NoFloor(HostName),
-    /// The others say that a host gave tickets, but it has no record of them: it was replaced, or
-    /// restored.
+    /// The other hosts have a record that this host gave tickets, but it has none itself: it was
+    /// replaced or restored.
     #[error(
         "{0} has lost its record of the tickets it gave, which would come again: give a start \
             above all of them, --start N (--start 1 if it never gave one)"
     )]
     Forgotten(HostName),
-    /// Too few of the hosts that give tickets were asked: two that know nothing of each other could
-    /// give one residue away twice.
+    /// Too few of the hosts that give tickets were included: two setups that do not know of each
+    /// other could give one residue away twice.
     #[error(
         "more than half of the hosts that give these tickets must be in the config and answer, and \
             {} {} not: add {}, or name what is lost for ever with --lost",
@@ -217,7 +216,7 @@ pub enum Refusal {
         if missing.len() == 1 { "it" } else { "them" }
     )]
     TooFew {
-        /// Those that were not asked.
+        /// Those that were not included.
         missing: Vec<String>,
     },
     /// The lost host is not lost.
@@ -531,8 +530,8 @@ impl Plan {
     }
 }
 
-/// Refuses when too few hosts were asked. Any two sets of more than half have a host in common, and
-/// that host knows what either has claimed.
+/// Returns an error if too few hosts were included. Any two sets of more than half have a host in
+/// common, and that host knows what either has claimed.
 fn too_few(
     known: &BTreeMap<HostName, Facts>,
     request: &Create,

@@ -93,7 +93,7 @@ fn new_hosts_get_the_next_residues() {
     );
 }
 
-/// db2 is lost: it is not asked, and its residue stays taken because the others recorded it.
+/// db2 is lost: it is not read, and its residue stays taken because the others recorded it.
 #[test]
 fn a_lost_hosts_residue_needs_a_start() {
     let left = hosts(&["db1", "db3"], 2, &[(1, "db1"), (0, "db2")]);

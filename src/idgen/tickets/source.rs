@@ -28,13 +28,13 @@ pub struct Options {
     pub name: TicketName,
     /// The hosts that give them.
     pub hosts: Vec<TicketHost>,
-    /// How many are taken at once, `1..=BLOCK_MAX`; a number outside becomes the nearer end.
-    /// Tickets that are not used when the process ends are lost. With 1, none is taken ahead and
-    /// each call asks the next host.
+    /// How many tickets are fetched at once, `1..=BLOCK_MAX`; a number outside is clamped. Tickets
+    /// that are not used when the process ends are lost. With 1, none is fetched ahead and each
+    /// call goes to the next host.
     pub block: usize,
     /// How long one host may take to answer, connecting included.
     pub host_limit: Duration,
-    /// How long a host may take before the next one is asked as well.
+    /// How long a host may take before the next one is tried as well.
     pub impatience: Duration,
     /// How long a host that failed is left alone while another gives tickets; twice as long after
     /// each further failure. Then a task connects to it. Callers wait for it only once that has
@@ -48,8 +48,8 @@ impl Options {
     /// The largest block.
     pub const BLOCK_MAX: usize = 10_000;
 
-    /// Blocks of 1,000; a host has 2 s to answer, after 100 ms another one is asked too, and one
-    /// that failed is left alone for 1 s, then 2 s, up to 30 s.
+    /// Blocks of 1,000; a host has 2 s to answer, after 100 ms another one is tried too, and one
+    /// that failed is skipped for 1 s, then 2 s, up to 30 s.
     pub fn new(name: TicketName, hosts: Vec<TicketHost>) -> Options {
         let (host_limit, impatience) = (Duration::from_secs(2), Duration::from_millis(100));
         let (rest, rest_max) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -130,7 +130,7 @@ struct Session {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Nothing is half-done under these locks when somebody panics.
+    // No state is half changed under these locks if a thread panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -199,7 +199,7 @@ impl Tickets {
         runtime.spawn(async move {
             match inner.fetch(inner.block).await {
                 Ok(tickets) => inner.ahead(|ahead| ahead.tickets.extend(tickets)),
-                // A caller that finds the block empty asks again, and gets the error.
+                // A caller that finds the block empty tries again, and gets the error.
                 Err(error) => tracing::debug!(%error, "no block of tickets was fetched ahead"),
             }
             drop(guard);
@@ -299,9 +299,8 @@ impl Inner {
         use_them(&mut ahead)
     }
 
-    /// Fetches `count` tickets, or fewer where a maximum is near, from the first host that gives
-    /// them. Hosts are asked in turn: the next one when the one before has failed, and also when
-    /// that one takes its time.
+    /// Fetches `count` tickets, or fewer near a maximum, from the first host that gives them. Hosts
+    /// are tried in turn: the next one when the one before has failed, or is slow.
     async fn fetch(self: &Arc<Self>, count: usize) -> Result<Vec<i64>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let at = |step: usize| (turn + step) % self.hosts.len();
@@ -310,8 +309,8 @@ impl Inner {
             .map(at)
             .partition(|place| !self.hosts[*place].rest.is_on());
         let mut waiting = rested.into_iter().chain(resting);
-        // Set for the hosts whose session has this request. A request to another host may still
-        // wait for the session.
+        // Set for the hosts whose session has received this request. A request to another host may
+        // still be waiting for the session.
         let heard: Vec<AtomicBool> = self.hosts.iter().map(|_| AtomicBool::new(false)).collect();
         let mut asked = FuturesUnordered::new();
         let mut last = None;
@@ -350,7 +349,7 @@ impl Inner {
         }
     }
 
-    /// Asks one host, within its limit.
+    /// Fetches from one host, within its limit.
     async fn attempt(
         self: &Arc<Self>,
         place: usize,
@@ -403,7 +402,7 @@ impl Inner {
         });
     }
 
-    /// Takes tickets from one host. `heard` is set once the host is asked.
+    /// Fetches tickets from one host. `heard` is set once the request was sent.
     async fn take(&self, host: &Host, count: usize, heard: &AtomicBool) -> Result<Vec<i64>, Error> {
         let mut session = host.session.lock().await;
         heard.store(true, Ordering::Relaxed);
@@ -414,8 +413,8 @@ impl Inner {
                 last: session.last,
             };
         }
-        // A connection may have died while it was idle, so this asks once more on a new one. If the
-        // first request was heard after all, its tickets are lost, not given twice.
+        // A connection may have died while it was idle, so this tries once more on a new one. If
+        // the first request was executed after all, its tickets are lost, not given twice.
         if let Some((connection, statement)) = session.open.take() {
             match self.ask(&connection, &statement, host, count).await {
                 Ok(row) => return self.accept(&mut session, (connection, statement), host, &row),
@@ -537,8 +536,8 @@ impl Inner {
                 "its sequence gave {wrong}, which has not its residue {residue}"
             )));
         }
-        // Only one session asks at a time, so the numbers that a host gives grow. A number that is
-        // not larger was given before.
+        // Only one session fetches at a time, so the numbers that a host gives grow. A number that
+        // is not larger was given before.
         let mut last = session.last;
         for ticket in &tickets {
             if *ticket <= last {

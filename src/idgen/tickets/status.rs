@@ -1,4 +1,4 @@
-//! What the hosts say about their tickets.
+//! Reads the state of the tickets on the hosts.
 
 use std::collections::BTreeMap;
 
@@ -60,11 +60,11 @@ impl NameStatus {
 pub struct HostStatus {
     /// Its name in the config.
     pub host: HostName,
-    /// The names, in order; or why it does not say.
+    /// The names, in order; or the reason why they could not be read.
     pub names: Result<Vec<NameStatus>, Error>,
 }
 
-/// Asks each host, all at the same time. Reads only.
+/// Reads each host, all at the same time. Writes nothing.
 ///
 /// # Cancel safety
 /// May be dropped at any time.
