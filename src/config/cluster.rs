@@ -16,7 +16,7 @@ pub struct Cluster {
     pub shards: ShardCount,
     /// The zero of the IDs' clock.
     pub epoch: Epoch,
-    /// What stands before the number in a shard's schema. Default `shard_`.
+    /// The prefix of the names of the shards' schemas, before the number. Default `shard_`.
     pub prefix: SchemaPrefix,
     /// How a key becomes a shard. Default integers.
     pub key: KeyKind,

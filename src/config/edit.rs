@@ -1,7 +1,7 @@
 //! Writes a host into the config file, and takes one out of it.
 //!
-//! Invariant: everything else in the file stays as somebody wrote it, comments too. What is written
-//! can be read, and replaces nothing that somebody else wrote meanwhile.
+//! Invariant: everything else in the file stays as it was written, comments too. The result is
+//! valid, and replaces no concurrent change of the file.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ use crate::store::replace::{Stamp, failed, lock, write_over};
 pub struct NewHost {
     /// Its name.
     pub name: HostName,
-    /// The libpq URL or key=value string as it will stand in the file, without a password.
+    /// The libpq URL or key=value string as it will be in the file, without a password.
     pub url: String,
     /// The environment variable that holds the password.
     pub password_env: Option<String>,
@@ -34,7 +34,7 @@ pub enum EditError {
     /// The file cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The text is wrong as it stands, or would be with the change.
+    /// The text is invalid, or would be after the change.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// There is a host of that name.
@@ -68,8 +68,8 @@ impl Config {
     /// The config as it would be with this host. Nothing is written.
     ///
     /// # Errors
-    /// When the host is there, or the config would have mistakes: another host is the same
-    /// database, say.
+    /// When the host exists already, or the config would become invalid: for example, if another
+    /// host is the same database.
     pub fn with_host(&self, host: &NewHost) -> Result<Config, EditError> {
         let text = fs::read_to_string(&self.path).map_err(failed("read", &self.path))?;
         Ok(Config::parse(
@@ -148,7 +148,7 @@ fn hosts(document: &mut DocumentMut) -> Result<&mut Table, EditError> {
 }
 
 fn parsed(text: &str, path: &Path) -> Result<DocumentMut, EditError> {
-    // Our own reader says better what is wrong with the text.
+    // Our own reader reports more precisely what is wrong with the text.
     text.parse().map_err(|_| match Config::parse(text, path) {
         Err(error) => error.into(),
         Ok(_) => EditError::Form,

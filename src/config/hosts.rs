@@ -46,7 +46,7 @@ impl HostConfig {
 /// What could be read of a host.
 struct PartialHost<'t> {
     name: &'t str,
-    /// How to connect, and where the text says it.
+    /// How to connect, and where the text has it.
     connect: Option<(ConnectOptions, Range<usize>)>,
     pool_size: Option<usize>,
     router_connect: Option<ConnectOptions>,
@@ -396,7 +396,7 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
             "the url has an option that is not known".to_owned(),
             similar(&key, URL_KEYS).unwrap_or_else(form),
         ),
-        // What is wrong is said of the key alone, never of the value.
+        // The message contains the key alone, never the value.
         OptionsError::WrongValue { key, reason } => {
             (format!("the url has a wrong value for {key}"), reason)
         }

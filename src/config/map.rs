@@ -32,7 +32,7 @@ impl ConfigStore {
         }
     }
 
-    /// The map as it is kept now. If the database that keeps it cannot be asked, this is the copy
+    /// The map as it is stored now. If the database that stores it cannot be read, this is the copy
     /// on disk, with a warning in the log. It is for callers that only read: a stale map is a hint
     /// like any other.
     ///

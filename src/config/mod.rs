@@ -53,10 +53,10 @@ pub struct Config {
     pub router: RouterConfig,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
-    /// The tables whose key columns are known, by name.
+    /// The tables whose key columns are configured, by name.
     pub tables: BTreeMap<String, TableConfig>,
-    /// The map as it stood in the file; later ones come from [`Config::map_store`]. `None` where it
-    /// is kept elsewhere.
+    /// The map in the file; later ones come from [`Config::map_store`]. `None` if it is stored
+    /// elsewhere.
     pub map: Option<ShardMap>,
     store: ConfigStore,
 }
@@ -126,8 +126,8 @@ impl Config {
         Config::parse(&text, path)
     }
 
-    /// Checks the text of a config that stands, or will stand, in the file `path`: relative paths
-    /// in it are taken from that file's folder.
+    /// Checks the text of a config for the file `path`: relative paths in it are taken from that
+    /// file's folder.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with every mistake.

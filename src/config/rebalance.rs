@@ -8,7 +8,8 @@ use crate::shard::{ShardCount, ShardId};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
-/// Where shards may be, besides the limits of each host. Only `rebalance` and `drain` look at it.
+/// Where shards may be, in addition to the limits of each host. Only `rebalance` and `drain` use
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebalance {
     /// Shards that belong on a host.
@@ -269,7 +270,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         .into_iter()
         .find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
     let bytes = number * size as f64;
-    // Above that an f64 no longer counts single bytes, and nobody has such a disk.
+    // Above that an f64 no longer counts single bytes, and no disk is that large.
     (bytes < (1u64 << 53) as f64).then_some(bytes as u64)
 }
 

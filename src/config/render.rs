@@ -9,8 +9,8 @@ use crate::map::{HostName, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::map_text::{print_map, quoted};
 
-/// A whole config with every key explained, for `pgshard init`. It is valid as it stands; its hosts
-/// are made up.
+/// A whole config with every key explained, for `pgshard init`. It is valid; its hosts are
+/// examples.
 pub fn template() -> &'static str {
     include_str!("../../config/pgshard.toml")
 }
@@ -21,13 +21,13 @@ pub fn template() -> &'static str {
 pub struct Settings {
     /// The zero of the IDs' clock.
     pub epoch: Epoch,
-    /// What stands before the number in a shard's schema.
+    /// The prefix of the shards' schemas, before the number.
     pub prefix: SchemaPrefix,
     /// How a key becomes a shard.
     pub key: KeyKind,
-    /// The folder of the application's migrations, as it will stand in the file.
+    /// The folder of the application's migrations, as it will be written.
     pub migrations: Option<PathBuf>,
-    /// The hosts, in the order in which they will stand in the file.
+    /// The hosts, in the order in which they will be written.
     pub hosts: Vec<HostSettings>,
     /// The map.
     pub map: ShardMap,
@@ -56,7 +56,7 @@ setters!(Settings: prefix: SchemaPrefix, key: KeyKind, migrations: Option<PathBu
 pub struct HostSettings {
     /// Its name.
     pub name: HostName,
-    /// The libpq URL or key=value string, as it will stand in the file.
+    /// The libpq URL or key=value string, as it will be written.
     pub url: String,
     /// The environment variable that holds the password.
     pub password_env: Option<String>,
@@ -78,7 +78,7 @@ impl HostSettings {
 
 setters!(HostSettings: password_env: Option<String>, pool_size: usize);
 
-/// A config that says this, briefly commented. Read back, it gives the same values.
+/// A config with these values and short comments. Read back, it gives the same values.
 pub fn render(settings: &Settings) -> String {
     let mut out = String::new();
     write_all(&mut out, settings).expect("writing to a String does not fail");

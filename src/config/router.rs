@@ -6,7 +6,7 @@ use crate::router::{PrepareMode, Recycle, Selects};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
-/// What routers of this cluster do, unless the program that makes one says otherwise.
+/// The defaults of routers of this cluster, which the program that creates one can override.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouterConfig {
@@ -15,14 +15,14 @@ pub struct RouterConfig {
     pub max_connections: Option<usize>,
     /// How long a call may take, all waiting included; `None` for as long as it takes.
     pub statement_timeout: Option<Duration>,
-    /// How statements are prepared on hosts that do not say.
+    /// How statements are prepared on hosts without a setting of their own.
     pub prepare: PrepareMode,
     /// What becomes of a session between two callers.
     pub recycle: Recycle,
     /// Whether a SELECT can change anything.
     pub selects: Selects,
-    /// How long a connection that nobody uses is kept, zero for as long as it works; `None` for the
-    /// router's default.
+    /// How long an unused connection is kept, zero for as long as it works; `None` for the router's
+    /// default.
     pub idle_timeout: Option<Duration>,
     /// The age at which a connection is replaced, zero for never; `None` for the router's default.
     pub max_lifetime: Option<Duration>,
@@ -60,8 +60,8 @@ pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Router
         u64::try_from(number).ok()
     };
     let max_connections = at_least(1, "max_connections", "no limit", findings);
-    // A replica is asked how far it is four times within this limit, and at most every 25 ms. With
-    // a smaller limit none would be found near enough.
+    // A replica's position is checked four times within this limit, and at most every 25 ms. With a
+    // smaller limit no replica would count as current.
     let max_replica_lag = at_least(100, "max_replica_lag_ms", "5 seconds", findings);
     RouterConfig {
         max_connections: max_connections

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::store::Findings;
 use crate::store::section::Section;
 
-/// What the config says of a table that every shard has.
+/// The config of a table that every shard has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableConfig {

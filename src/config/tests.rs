@@ -24,7 +24,7 @@ fn parse(text: &str) -> Result<Config, Vec<Diagnostic>> {
     }
 }
 
-/// All that is said about a text.
+/// All mistakes that are reported for a text.
 fn said(text: &str) -> String {
     match parse(text) {
         Ok(config) => format!("{config:#?}"),
@@ -54,7 +54,7 @@ db1 = "0-127"
 db2 = "128-255"
 "#;
 
-/// The good config with one thing replaced, and what is then said.
+/// The valid config with one part replaced, and the mistakes that are then reported.
 fn with(what: &str, by: &str) -> String {
     assert!(GOOD.contains(what), "{what}");
     said(&GOOD.replacen(what, by, 1))

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         Err(error) => return output.failure(&error.into()).into(),
     };
     let exit = runtime.block_on(run(args, &output));
-    // Not dropped: a drop would wait for a question that nobody answers any more.
+    // Not dropped: a drop would wait for an answer that is no longer needed.
     runtime.shutdown_background();
     exit.into()
 }
