@@ -1,8 +1,8 @@
 //! Other sessions' statements, as they may be shown.
 
 /// An SQL expression: the first 100 characters of the statement in a column, with a `?` for each
-/// literal and comment, because logs, journals and messages must not show anybody's data. A literal
-/// that has no end is replaced up to the end of the text; where a text can be read in two ways, the
+/// literal and comment, because logs, journals and messages must not contain users' data. A literal
+/// without an end is replaced up to the end of the text; where a text can be read in two ways, the
 /// longer match is replaced.
 pub(crate) fn shown(column: &str) -> String {
     let literals = [

@@ -1,10 +1,10 @@
-//! Asks a server to end the statement that runs on a connection.
+//! Asks a server to cancel the statement that runs on a connection.
 //!
 //! The driver closes the connection of such a request as soon as the request is written. A pooler
 //! takes that for a client that has changed its mind, and drops the request; PgBouncer before 1.19
-//! may even crash. And the request may reach the server when another user has the session. So this
-//! waits, as libpq does, until the other side closes the connection: then it has done what it was
-//! asked for.
+//! may even crash. And the request may reach the server when another client has the session. So
+//! this waits, as libpq does, until the other side closes the connection: then the request was
+//! processed.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub(super) enum Address {
 /// How long a request may take.
 const CANCEL_MAX: Duration = Duration::from_secs(2);
 
-/// The most addresses of a name that are asked.
+/// The most addresses of a name that get the request.
 const ADDRESSES_MAX: usize = 8;
 
 /// What is needed to cancel the statements of a connection, without the connection.
@@ -45,7 +45,7 @@ pub(crate) struct Canceller {
 impl Canceller {
     /// As [`Connection::cancel`](super::Connection::cancel).
     pub(crate) async fn cancel(self) -> io::Result<()> {
-        // A task of its own, so that the request goes on when the caller gives up.
+        // A task of its own, so that the request continues when the caller gives up.
         let asking = tokio::spawn(async move {
             let late = || io::Error::from(io::ErrorKind::TimedOut);
             tokio::time::timeout(CANCEL_MAX, self.ask_each())
@@ -60,8 +60,8 @@ impl Canceller {
             Address::Unix(path) => self.ask(UnixStream::connect(path).await?).await,
             Address::Tcp(host, port) => {
                 let mut last = None;
-                // It is not known which of a name's addresses the connection leads to, so all are
-                // asked. A server that does not know the connection does nothing.
+                // It is not known which of a name's addresses the connection leads to, so all get
+                // the request. A server that does not know the connection does nothing.
                 for address in tokio::net::lookup_host((host.as_str(), *port))
                     .await?
                     .take(ADDRESSES_MAX)
@@ -97,7 +97,7 @@ impl Canceller {
     }
 }
 
-/// A stream that, when it is told to shut down, waits until the other side closes it.
+/// A stream that, on shutdown, waits until the other side closes it.
 struct UntilClosed<S>(S);
 
 impl<S: AsyncRead + Unpin> AsyncRead for UntilClosed<S> {

@@ -24,14 +24,14 @@ fn more(error: &DbError) -> String {
     words
 }
 
-/// What an error says and what its causes say, each once. Where a server has answered, its own
-/// words are the last.
+/// The messages of an error and of its causes, each once. Where a server has answered, its own
+/// message is the last.
 pub fn causes(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for error in std::iter::successors(Some(error), |error| cause(*error)) {
         let words = words_of(error);
         match (told.last_mut(), answer(error)) {
-            // Some errors say their cause themselves.
+            // Some errors include their cause in their own message.
             (Some(last), _) if last.contains(&words) => {}
             (Some(last), Some(answer)) if last.ends_with(&message(answer)) => {
                 last.push_str(&more(answer));
@@ -51,14 +51,14 @@ fn words_of(error: &(dyn Error + 'static)) -> String {
     answer(error).map_or_else(|| error.to_string(), words)
 }
 
-/// The server's own answer, where the driver says only "db error".
+/// The server's own message, where the driver has only "db error".
 fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
     error
         .downcast_ref::<tokio_postgres::Error>()
         .and_then(tokio_postgres::Error::as_db_error)
 }
 
-/// The cause that [`words_of`] has not told yet.
+/// The cause that [`words_of`] has not included yet.
 fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     if answer(error).is_some() {
         None

@@ -1,8 +1,7 @@
 //! The text of a connection string, read as libpq reads it, in both of its notations.
 //!
-//! Invariant: what libpq reads there is what is read here, or the text is refused. A key that was
-//! missed could be one that asks for TLS, and a host that was read in another way would be another
-//! server.
+//! Invariant: a text is read as libpq reads it, or it is refused. A key that was missed could be
+//! one that requires TLS, and a host that was read in another way would be another server.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use super::options::OptionsError;
 /// The keys of a connection string with their values. Of a key that comes twice the last counts.
 pub(super) type Keys = BTreeMap<String, String>;
 
-/// Reads a connection string. Which keys there are is not asked here.
+/// Reads a connection string. Whether a key is known is not checked here.
 pub(super) fn read(text: &str) -> Result<Keys, OptionsError> {
     if text.contains('\0') {
         return Err(syntax("it has a zero byte"));
@@ -57,7 +56,7 @@ fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\x0b' | '\x0c' | '\r')
 }
 
-/// `key = value` pairs. White space may stand around `=`; a value with white space stands in single
+/// `key = value` pairs. White space is allowed around `=`; a value with white space is in single
 /// quotes.
 fn read_pairs(text: &str) -> Result<Keys, OptionsError> {
     let mut keys = Keys::new();
@@ -189,7 +188,7 @@ fn read_query(query: &str, keys: &mut Keys) -> Result<(), OptionsError> {
             ));
         }
         let (key, value) = (percent_decoded(key)?, percent_decoded(value)?);
-        // JDBC's way to say it.
+        // JDBC's spelling.
         let (key, value) = match (key.as_str(), value.as_str()) {
             ("ssl", "true") => ("sslmode".to_owned(), "require".to_owned()),
             _ => (key, value),
@@ -262,7 +261,7 @@ mod tests {
             ),
             ("host=a host=b", "host<b>"),
             ("password=", "password<>"),
-            // Nothing need stand between a quote and the next key.
+            // No space is needed between a quote and the next key.
             ("password='a b''c'host=h", "'c'host<h> password<a b>"),
             // A space of another alphabet ends nothing.
             ("user=a\u{a0}b", "user<a\u{a0}b>"),

@@ -41,11 +41,11 @@ impl Drop for Driver {
     }
 }
 
-/// What the driver of a connection does beside.
+/// Additional work of the driver of a connection.
 pub(super) struct Duties {
     /// Woken by each notification, and by the connection's end.
     pub(super) heard: Option<Arc<Notify>>,
-    /// Looks that nobody waits on a dead connection.
+    /// Makes sure that no call waits on a dead connection.
     pub(super) watch: Option<Watch>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Session {
 }
 
 impl ConnectOptions {
-    /// Connects to one of the addresses, as `config` says who connects.
+    /// Connects to one of the addresses with the user and database of `config`.
     pub(super) async fn shake_hands(
         &self,
         index: usize,
@@ -74,7 +74,7 @@ impl ConnectOptions {
             require_auth: self.require_auth.clone(),
         };
         if self.tls_mode(index) == SslMode::Disable {
-            // The string may ask for TLS where there is none, on a unix socket.
+            // The string may require TLS where there is none, on a unix socket.
             let mut config = config.clone();
             config.ssl_mode(DriverMode::Disable);
             let socket = self.dial(index).await.map_err(unreachable)?;

@@ -9,7 +9,7 @@ use super::guard::{Guard, Statements};
 use super::password::{Wanted, match_line};
 use super::{replication, service};
 
-/// A guard says the same of bytes, however they are cut.
+/// A guard gives the same result for bytes, however they are split.
 pub(crate) fn messages(data: &[u8]) {
     let Some((cut, data)) = data.split_first() else {
         return;

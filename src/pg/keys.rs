@@ -16,9 +16,9 @@ use super::require_auth::RequireAuth;
 use super::service;
 use super::tls::TlsOptions;
 
-/// The environment's variables that stand in for keys that say how far a server is trusted, as in
-/// libpq. None of those that say which server is meant: a config names that, and it is the same one
-/// in every process.
+/// The environment variables that stand in for keys about how far a server is trusted, as in libpq.
+/// None of those that select the server: the config names it, and it is the same one in every
+/// process.
 const ENVIRONMENT: [(&str, &str); 13] = [
     ("channel_binding", "PGCHANNELBINDING"),
     ("gssencmode", "PGGSSENCMODE"),
@@ -53,14 +53,14 @@ pub(super) struct Settings {
     /// The server's names and addresses, and what is sent to it first.
     pub(super) config: tokio_postgres::Config,
     pub(super) tls: TlsOptions,
-    /// `sslmode` as it was said.
+    /// `sslmode` as given.
     pub(super) mode: Option<String>,
     pub(super) passfile: Option<PathBuf>,
     pub(super) require_auth: Option<RequireAuth>,
 }
 
-/// Reads a connection string. What it does not say is as the service says that it names, and then,
-/// of how far a server is trusted, as the environment says.
+/// Reads a connection string. What it leaves out is taken from the service that it names, and then,
+/// for keys about trust, from the environment.
 pub(super) fn settings(
     text: &str,
     service_files: &[PathBuf],
@@ -72,8 +72,8 @@ pub(super) fn settings(
         .collect();
     match found.remove("service") {
         Some((name, _)) => add_service(&mut found, &name, service_files, |_| true)?,
-        // As in libpq it counts more than the other variables. It is taken at its word in what it
-        // says of trust.
+        // As in libpq it takes precedence over the other variables, also in what it contains about
+        // trust.
         None => {
             if let Some(name) = variable("PGSERVICE") {
                 add_service(&mut found, &name, service_files, |key| {
@@ -109,7 +109,7 @@ pub(super) fn settings(
     Ok(settings)
 }
 
-/// Takes the keys of a service that were not found before, and that are asked for.
+/// Takes the requested keys of a service that were not found before.
 fn add_service(
     found: &mut Found,
     name: &str,
@@ -128,7 +128,7 @@ fn add_service(
     Ok(())
 }
 
-/// The error, with the place where the key stands.
+/// The error, with the place of the key.
 fn located(error: OptionsError, key: &str, source: &Source) -> OptionsError {
     match source {
         Source::Text => error,
@@ -260,7 +260,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Keys that can ask for what pgshard cannot check. Where they ask for nothing they are taken.
+    /// Keys that can require what pgshard cannot check. They are accepted where they require
+    /// nothing.
     fn set_unsupported(&mut self, key: &str, value: &str) -> Result<(), OptionsError> {
         let unsupported = |key, why: &str| {
             Err(OptionsError::Unsupported {
@@ -315,7 +316,7 @@ impl Settings {
             self.config.keepalives(number != 0);
             return Ok(());
         }
-        // Zero and less stand for what there is without the key.
+        // Zero and less mean the same as no key.
         let Some(number) = u32::try_from(number).ok().filter(|number| *number > 0) else {
             return Ok(());
         };

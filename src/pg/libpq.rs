@@ -1,6 +1,6 @@
 //! The environment in which libpq's programs (`psql`, `pg_dump`) connect as this process does.
 //!
-//! Invariant: it contains no password. The password is where the config says, or in a file that
+//! Invariant: it contains no password. The password is where the config has it, or in a file that
 //! only this user can read and that is removed with the environment.
 
 use std::io::Write;
@@ -22,7 +22,7 @@ pub struct LibpqEnvironment {
 }
 
 impl LibpqEnvironment {
-    /// The variables that say where and how a program connects.
+    /// The variables that define where and how a program connects.
     const ALL: [&'static str; 19] = [
         "PGHOST",
         "PGHOSTADDR",
@@ -147,7 +147,7 @@ impl ConnectOptions {
         if self.config.get_channel_binding() == ChannelBinding::Require {
             variables.push(("PGCHANNELBINDING", "require".to_owned()));
         }
-        // Before version 16 libpq does not know this one, and goes on without it.
+        // Before version 16 libpq does not know this one, and ignores it.
         variables.extend(
             self.require_auth
                 .as_ref()

@@ -1,8 +1,8 @@
-//! Asks a host's other addresses whether a server there takes writes. A standby that was promoted
-//! is found in this way even while the former primary lives on, frozen or unaware of it.
+//! Checks whether a server at another address of a host takes writes. This finds a standby that was
+//! promoted while the former primary still runs, frozen or unaware of it.
 //!
-//! Invariant: a host with one address costs nothing. Each other address is asked once in
-//! [`Lookout::EVERY`], on a connection that is kept, and no call waits for the answer.
+//! Invariant: a host with one address costs nothing. Each other address is checked once in
+//! [`Lookout::EVERY`], on a connection that is kept, and no call waits for the result.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,8 +15,7 @@ use super::identity::Seen;
 use super::{ConnectOptions, Connection, Server};
 use crate::map::HostName;
 
-/// Looks at the other addresses of one host, from its first connection on, for as long as whoever
-/// uses it lives.
+/// Watches the other addresses of one host, from its first connection until its user is dropped.
 pub(crate) struct Lookout {
     host: HostName,
     connect: ConnectOptions,
@@ -24,7 +23,7 @@ pub(crate) struct Lookout {
     /// Whether the host has other addresses to look at.
     several: bool,
     looking: AtomicBool,
-    /// Whether the log says already that another server takes writes.
+    /// Whether the log has already reported that another server takes writes.
     warned: AtomicBool,
 }
 
@@ -137,8 +136,8 @@ impl Lookout {
     }
 }
 
-/// Notes that nobody looks once the task ends: who looks can outlive the runtime that the task ran
-/// in.
+/// Records the end of the watch when the task ends: its owner can outlive the runtime that the task
+/// ran in.
 struct Looking(Weak<Lookout>);
 
 impl Drop for Looking {

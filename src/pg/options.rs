@@ -18,7 +18,7 @@ use super::service;
 use super::tls::{RootCert, SslMode, TlsOptions};
 
 /// How to reach one PostgreSQL database: a libpq URL or key=value string, read as libpq reads it. A
-/// key that asks for what pgshard cannot check is refused.
+/// key that requires what pgshard cannot check is refused.
 ///
 /// `Debug` and `Display` never show a password.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ pub struct ConnectOptions {
     pub(super) config: tokio_postgres::Config,
     pub(super) tls: TlsOptions,
     pub(super) password: Password,
-    /// In which ways the server may ask who connects.
+    /// The authentication methods that the server may request.
     pub(super) require_auth: Option<RequireAuth>,
     /// The address that answered last, for all clones.
     answered: Arc<AtomicUsize>,
@@ -62,7 +62,7 @@ pub enum OptionsError {
         /// What is wrong.
         reason: String,
     },
-    /// A key asks for what pgshard cannot check. The connection would be trusted further than the
+    /// A key requires what pgshard cannot check. The connection would be trusted further than the
     /// string allows.
     #[error("{key} asks for something that pgshard does not have: {why}")]
     Unsupported {
@@ -77,8 +77,8 @@ pub enum OptionsError {
         /// What was given.
         mode: String,
     },
-    /// `sslrootcert=system` with an `sslmode` that does not look at the server's name: any server
-    /// whose certificate somebody sold would do.
+    /// `sslrootcert=system` with an `sslmode` that does not check the server's name: any server
+    /// with a certificate of a public authority would be accepted.
     #[error("sslmode {mode:?} is too weak for sslrootcert=system: that wants verify-full")]
     WeakWithSystem {
         /// What was given.
@@ -134,8 +134,8 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(ConnectOptions::CONNECT_TIMEOUT);
     }
-    // Half-open connections are found within a minute. The kernel alone takes two hours to look and
-    // eleven minutes more to give up, and a quarter of an hour for what was sent and never
+    // Half-open connections are found within a minute. The kernel alone takes two hours to probe
+    // and eleven minutes more to give up, and a quarter of an hour for data that was sent and never
     // acknowledged. A mover whose target is cut off would keep its shard closed for as long.
     if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
         config.keepalives_idle(Duration::from_secs(30));
@@ -151,8 +151,8 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     }
 }
 
-/// A word as it was given, for an error. What no key could mean may be a part of a password: a
-/// string that is mistyped, or two of them without a space between.
+/// A word as it was given, for an error. What cannot be a key may be a part of a password: a string
+/// that is mistyped, or two of them without a space between.
 pub(super) fn word(value: &str) -> String {
     let is_word = value.len() <= 30
         && value
@@ -178,7 +178,7 @@ fn named(files: &[PathBuf]) -> String {
 }
 
 impl ConnectOptions {
-    /// How long one address may take to answer, unless the string says `connect_timeout`.
+    /// How long one address may take to answer, unless the string has `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// How long the other addresses have to answer once one server has answered. Then that server
@@ -186,18 +186,18 @@ impl ConnectOptions {
     pub(super) const OTHERS_MAX: Duration = Duration::from_secs(2);
 
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
-    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say
-    /// itself is taken from that section of the file that `PGSERVICEFILE` names, of
-    /// `~/.pg_service.conf`, or of `pg_service.conf` in the folder `PGSYSCONFDIR`. How far the
-    /// server is trusted may also be said by the service that `PGSERVICE` names, and then by
-    /// libpq's variables (`PGSSLMODE`, `PGSSLROOTCERT`, `PGREQUIREAUTH`, `PGCHANNELBINDING` and
-    /// their like). No variable says which server is meant, or which role.
+    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it leaves out is
+    /// taken from that section of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or
+    /// of `pg_service.conf` in the folder `PGSYSCONFDIR`. How far the server is trusted may also
+    /// come from the service that `PGSERVICE` names, and then from libpq's variables (`PGSSLMODE`,
+    /// `PGSSLROOTCERT`, `PGREQUIREAUTH`, `PGCHANNELBINDING` and similar ones). No variable selects
+    /// the server or the role.
     ///
     /// # Errors
-    /// When it cannot be read, or names no host, user or database; when there is no such service,
-    /// or its section cannot be used; when it asks for what pgshard cannot check.
+    /// When the string cannot be read, or names no host, user or database; when there is no such
+    /// service, or its section cannot be used; when it requires what pgshard cannot check.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
-        // What is no text is no word that a key may have, and no file that is there.
+        // Something that is not text is no valid value of a key, and no existing file.
         let variable =
             |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         ConnectOptions::parse_with(text, &service::standard_files(), variable)
@@ -283,8 +283,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of
-    /// them is left out. What is known of the host is known to all of them.
+    /// Each address by itself, as a server of any kind: `target_session_attrs`, which is about all
+    /// of them, is left out. All share what is known about the host.
     pub fn each_address(&self) -> Vec<ConnectOptions> {
         let one = |index| {
             let mut config = self.at(index);
@@ -330,7 +330,7 @@ impl ConnectOptions {
         self.config.get_user().unwrap_or_default()
     }
 
-    /// What TLS is asked for.
+    /// The TLS settings.
     pub fn tls(&self) -> &TlsOptions {
         &self.tls
     }
@@ -457,8 +457,8 @@ impl ConnectOptions {
         config
     }
 
-    /// What TLS is asked for at one of the addresses. As in libpq none is on a unix socket,
-    /// whatever the string says.
+    /// The TLS settings for one of the addresses. As in libpq a unix socket has none, whatever the
+    /// string contains.
     pub(super) fn tls_mode(&self, index: usize) -> SslMode {
         match self.cancel_address(index) {
             Address::Unix(_) => SslMode::Disable,
@@ -806,8 +806,8 @@ mod tests {
             wrong.starts_with("PGCHANNELBINDING in the environment: "),
             "{wrong}"
         );
-        // A variable that is set to nothing is no word that a key may have; a file without a name
-        // is none at all.
+        // A variable that is set to nothing is no valid value of a key; a file without a name
+        // counts as none.
         assert!(parse("postgres://app@h/db", &[("PGSSLMODE", "")]).is_err());
         assert_eq!(
             parse("postgres://app@h/db", &[("PGSSLROOTCERT", "")])

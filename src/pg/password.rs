@@ -205,8 +205,7 @@ pub(super) fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
     Some(password)
 }
 
-/// Where a server's socket is when nobody says otherwise: PostgreSQL's own folder, and that of
-/// distributions.
+/// Where a server's socket is by default: PostgreSQL's own folder, and that of distributions.
 const STANDARD_SOCKETS: [&str; 3] = ["/tmp", "/var/run/postgresql", "/run/postgresql"];
 
 /// What comes after a field that has this value.

@@ -90,7 +90,7 @@ impl PasswordCommand {
         let mut child = child.map_err(|error| failed(format!("cannot be started: {error}")))?;
         let outcome = wait(&mut child);
         if !matches!(outcome, Ok(Some(_))) {
-            // It may have ended meanwhile. What it has started itself is not ended.
+            // It may have ended in the meantime. Processes that it started are not ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -126,7 +126,7 @@ fn wait(child: &mut Child) -> io::Result<Option<String>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = stdout.take(OUTPUT_MAX + 1).read_to_end(&mut bytes);
-        // Whoever waited may have given up.
+        // The waiting caller may have given up.
         let _ = sender.send(read.map(|_| bytes));
     });
     let Ok(bytes) = receiver.recv_timeout(TAKES_MAX) else {

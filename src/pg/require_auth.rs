@@ -9,14 +9,13 @@ use super::options::OptionsError;
 pub(super) enum Method {
     /// The server is sent the password itself.
     Password,
-    /// The server is sent a hash of the password, which is as good as the password to whoever stole
-    /// it.
+    /// The server is sent a hash of the password, which an attacker can use like the password.
     Md5,
     /// Both sides prove that they know the password, and neither learns it from the other.
     Scram,
     /// GSSAPI, SSPI and OAuth. pgshard has none of them, but a list may name them.
     Foreign(&'static str),
-    /// The server asks for nothing.
+    /// The server requests nothing.
     None,
 }
 
@@ -34,7 +33,7 @@ const METHODS: [(&str, Method); 7] = [
 /// The methods that `require_auth` allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequireAuth {
-    /// As it was said.
+    /// As given.
     pub(super) text: String,
     methods: Vec<Method>,
     /// The methods are those that are not allowed.
@@ -87,7 +86,7 @@ impl RequireAuth {
     }
 }
 
-/// What a server has asked for on a connection so far, and whether that is allowed. Without
+/// The requests of a server on a connection so far, and whether they are allowed. Without
 /// `require_auth` every method is allowed. An exchange that the server ends early never is.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
@@ -143,7 +142,7 @@ impl Asked {
         Ok(())
     }
 
-    /// The server says that the connection is authenticated.
+    /// The server reports that the connection is authenticated.
     fn end(&self) -> Result<(), String> {
         if self.begun && !self.done {
             return Err(

@@ -1,7 +1,7 @@
 //! `service=NAME`: the rest of a connection string, from a section of libpq's `pg_service.conf`.
 //! <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 //!
-//! Invariant: what a string says itself counts more than the file. No message repeats a value or an
+//! Invariant: the keys of a string take precedence over the file. No message repeats a value or an
 //! unknown key, because either may be a password in the wrong place.
 
 use std::fs;
@@ -26,13 +26,12 @@ pub(super) fn standard_files() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The home of whoever runs this, as libpq finds it: what `HOME` says, or else the system's list of
-/// users.
+/// The home of the current user, as libpq finds it: `HOME`, or else the system's list of users.
 pub(super) fn home() -> Option<PathBuf> {
     std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
 }
 
-/// A key and value of a service, and the line where they stand.
+/// A key and value of a service, and their line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pair {
     pub(super) key: String,

@@ -4,9 +4,9 @@
 //! A session is opened as any other of ours ([`ConnectOptions::connect`]: TLS, passwords, whether
 //! it is the host). What went wrong is kept next to deadpool's error, which has no room for it.
 //!
-//! Invariant: a session is kept only if its user gave it back, so nothing half-done is in it; and
-//! before it is used again, it is as it was at the beginning. **Invariant:** none is kept of a host
-//! with several addresses: each look asks again which of them is the primary.
+//! Invariant: a session is kept only if its user returned it, so nothing half-done is in it; and
+//! before it is used again, it is reset. **Invariant:** none is kept of a host with several
+//! addresses: each use determines the primary again.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -129,8 +129,8 @@ impl Sessions {
             pool,
             failed,
         };
-        // Those of a host whose config has changed, or that it no longer has, end by themselves: no
-        // call asks for them, and a program has few.
+        // Those of a host whose config has changed, or that was removed, end by themselves: no call
+        // uses them, and a program has few.
         hosts.retain(|known| known.pool.status().size > 0);
         hosts.push(host.clone());
         host
@@ -159,13 +159,13 @@ impl Connect for Opener {
         _: &tokio_postgres::Config,
     ) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
         Box::pin(async move {
-            // Another server may be the host by now, which this program was not told.
+            // Another server may have become the host without this program's knowledge.
             let connect = self.connect.clone().forgetful();
             match connect.connect(&self.application_name).await {
                 Ok(connection) => Ok(connection.into_parts()),
                 Err(error) => {
                     let mut failed = lock(&self.failed);
-                    // Those of calls that were given up meanwhile.
+                    // Those of calls that were given up in the meantime.
                     let beyond = failed.len().saturating_sub(SIZE - 1);
                     failed.drain(..beyond);
                     failed.push(error);
@@ -176,15 +176,15 @@ impl Connect for Opener {
     }
 }
 
-/// The driver's errors cannot be made outside of it; this one is about a text that nobody gave.
+/// The driver's errors cannot be constructed outside of it; this one is about a text that was never
+/// given.
 fn placeholder() -> tokio_postgres::Error {
     let parsed = "host".parse::<tokio_postgres::Config>();
     parsed.expect_err("a connection string has a value for each name")
 }
 
 impl Session {
-    /// Keeps the session for the next one who asks: everything that was asked is answered, and no
-    /// transaction is open.
+    /// Keeps the session for the next caller: every query is answered, and no transaction is open.
     pub fn give_back(mut self) {
         drop(std::mem::replace(&mut self.0, Kept::GivenBack));
     }
@@ -220,7 +220,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// The errors of two calls that fail at the same time are both told in full.
+    /// The errors of two calls that fail at the same time are both reported in full.
     #[tokio::test]
     async fn a_host_that_cannot_be_reached_is_reported_as_without_a_pool() {
         let url = "postgres://app@127.0.0.1:1/app?connect_timeout=2";

@@ -1,5 +1,5 @@
-//! The socket to a server, opened and set up as the options say. Ordinary connections and those in
-//! replication mode go over the same kind.
+//! The socket to a server, opened and configured by the options. Ordinary connections and those in
+//! replication mode use the same kind.
 
 use std::io;
 use std::pin::Pin;

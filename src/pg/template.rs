@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::quote::quote_ident;
 use crate::shard::ShardId;
 
-/// The texts that stand for something, each before the texts that it contains.
+/// The placeholders, each before those that it contains.
 const PLACES: [(&str, Place); 4] = [
     ("{{shard}}", Place::Text("{shard}")),
     ("{{shard_id}}", Place::Text("{shard_id}")),
@@ -13,7 +13,7 @@ const PLACES: [(&str, Place); 4] = [
     ("{shard_id}", Place::Number),
 ];
 
-/// What stands in a place.
+/// The value of a placeholder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The name of the shard's schema.
@@ -24,15 +24,15 @@ enum Place {
     Text(&'static str),
 }
 
-/// SQL in which `{shard}` stands for a shard's schema, and `{shard_id}` for its number. Read once,
-/// rendered for as many shards as need be.
+/// SQL in which `{shard}` is replaced by a shard's schema, and `{shard_id}` by its number. Parsed
+/// once, rendered for any number of shards.
 ///
-/// `{shard}` is replaced wherever it stands, in string literals too, by the schema's name. That
-/// stands without quotes where PostgreSQL reads it as the same name without them, as every shard's,
-/// so that it means the schema in a literal too: `schemaname = '{shard}'`,
-/// `'{shard}.photos'::regclass`. Any other name has its quotes, there too. `{{shard}}` is the text
-/// `{shard}` itself, `{{shard_id}}` the text `{shard_id}`. Every other brace is the SQL's own
-/// (`'{"a": 1}'::jsonb`, `'{1,2}'::int[]`).
+/// `{shard}` is replaced everywhere, in string literals too, by the schema's name. The name is not
+/// quoted if PostgreSQL reads it as the same name without quotes, as that of every shard, so that
+/// it means the schema in a literal too: `schemaname = '{shard}'`, `'{shard}.photos'::regclass`.
+/// Any other name is quoted, in literals too. `{{shard}}` is the text `{shard}` itself,
+/// `{{shard_id}}` the text `{shard_id}`. Every other brace is the SQL's own (`'{"a": 1}'::jsonb`,
+/// `'{1,2}'::int[]`).
 ///
 /// ```
 /// use pgshard::{ShardId, pg::Template};
@@ -45,7 +45,7 @@ enum Place {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// The text before each place, and what stands there.
+    /// The text before each placeholder, and its value.
     pieces: Vec<(String, Place)>,
     /// The text behind the last one.
     end: String,
@@ -90,7 +90,7 @@ impl Template {
         self.pieces.iter().any(|(_, its)| *its == place)
     }
 
-    /// The SQL for this shard, whose schema has this name, not quoted yet.
+    /// The SQL for this shard. `schema` is the name of its schema, not quoted yet.
     pub fn render_shard(&self, schema: &str, shard: ShardId) -> String {
         self.rendered(schema, Some(shard))
     }

@@ -28,9 +28,9 @@ use super::service::home;
 pub enum SslMode {
     /// No TLS.
     Disable,
-    /// TLS if the server has it; the certificate is verified only if a root certificate is there.
-    /// The default, as in libpq. One that is found wrong is refused here, where libpq goes on
-    /// without TLS.
+    /// TLS if the server has it; the certificate is verified only if there is a root certificate.
+    /// The default, as in libpq. A certificate that fails verification is refused here, where libpq
+    /// continues without TLS.
     #[default]
     Prefer,
     /// TLS or nothing; the certificate is verified only if a root certificate is there.
@@ -41,10 +41,10 @@ pub enum SslMode {
     VerifyFull,
 }
 
-/// Whose certificates are trusted, libpq's `sslrootcert`.
+/// The trusted certificates, libpq's `sslrootcert`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum RootCert {
-    /// Nothing is said: `~/.postgresql/root.crt`, if that is there.
+    /// Not given: `~/.postgresql/root.crt`, if it exists.
     #[default]
     Standard,
     /// `system`: those that the machine trusts. With these, `sslmode` is `verify-full` and nothing
@@ -63,7 +63,7 @@ pub enum TlsVersion {
     V13,
 }
 
-/// What a connection string says about TLS.
+/// The TLS settings of a connection string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsOptions {
@@ -189,7 +189,7 @@ impl TlsOptions {
     /// is `verify-full`.
     ///
     /// # Errors
-    /// When the string asks for less; `mode` is its `sslmode`, if it has one. When no version of
+    /// When the string requires less; `mode` is its `sslmode`, if it has one. When no version of
     /// TLS is left.
     pub(super) fn settle(&mut self, mode: Option<&str>) -> Result<(), OptionsError> {
         if self.min_version > self.max_version {
@@ -283,7 +283,8 @@ impl TlsOptions {
             }
             _ => return Err(TlsError::HalfClientCert),
         };
-        // Servers from 17 on take a handshake without the request before it from nobody else.
+        // Servers from 17 on accept a handshake without the preceding request only with this
+        // protocol name.
         config.alpn_protocols = vec![b"postgresql".to_vec()];
         Ok(Connector {
             tls: MakeRustlsConnect::new(config),
@@ -391,7 +392,7 @@ fn pem(key: &'static str, path: &Path, error: &rustls::pki_types::pem::Error) ->
     }
 }
 
-/// Makes TLS of a socket, and tells the certificate that the server has shown.
+/// Starts TLS on a socket, and returns the certificate that the server has shown.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) tls: MakeRustlsConnect,
@@ -403,7 +404,7 @@ pub(super) struct Connector {
     pub(super) certificate: Arc<OnceLock<CertificateDer<'static>>>,
 }
 
-/// Verifies as much as the mode asks for: nothing, the chain, or the chain and the name. The
+/// Verifies as much as the mode requires: nothing, the chain, or the chain and the name. The
 /// signatures of the handshake are always verified.
 #[derive(Debug)]
 struct Verifier {
@@ -451,7 +452,7 @@ impl ServerCertVerifier for Verifier {
             verdict => verdict,
         };
         match verdict {
-            // The chain is checked before the name, so a wrong name says that the chain is right.
+            // The chain is checked before the name, so a wrong name means that the chain is right.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.name || certificate::is_named(end_entity, server_name) => {
