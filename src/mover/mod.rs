@@ -118,7 +118,7 @@ impl Mover {
     /// Reads everything that matters and judges it. No writes.
     ///
     /// # Errors
-    /// [`Error::Refused`] with every reason; the others when a host cannot be asked.
+    /// [`Error::Refused`] with every reason; the others when a host cannot be read.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -126,9 +126,9 @@ impl Mover {
         Box::pin(survey::plan(&self.context, request))
     }
 
-    /// Lists what would stop a move of any shard, in the words of a plan. Each definition that a
-    /// host has is examined once, in one of its shards. This does not ask for what only a target
-    /// can lack, nor for what depends on the rows.
+    /// Lists what would refuse a move of any shard, as a plan reports it. Each definition that a
+    /// host has is examined once, in one of its shards. Requirements of the target, and those that
+    /// depend on the rows, are not checked.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -136,8 +136,8 @@ impl Mover {
         Box::pin(movable::movable(&self.context, definitions))
     }
 
-    /// Moves what the plan says. Returns when every shard has ended, well or badly; one shard's
-    /// failure does not stop the others.
+    /// Executes a plan. Returns when every shard has ended, well or badly; one shard's failure does
+    /// not stop the others.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the move as a crash would: resume or abort it. Use
@@ -173,10 +173,10 @@ impl Mover {
         })
     }
 
-    /// Goes on with a move that was interrupted: every shard of it that has not ended.
+    /// Continues a move that was interrupted: every shard of it that has not ended.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    /// [`Error::NoSuchMove`] when no reachable host knows the move.
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
@@ -188,7 +188,7 @@ impl Mover {
     /// move is left. Shards that are decided are [`Error::TooLate`].
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    /// [`Error::NoSuchMove`] when no reachable host knows the move.
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
@@ -209,7 +209,7 @@ impl Mover {
     }
 
     /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move
-    /// in whatever phase. Sorted by move, then shard. Hosts that cannot be asked are named.
+    /// in whatever phase. Sorted by move, then shard. Hosts that cannot be read are named.
     pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, Heard<Entry>> {
         Box::pin(async move {
             let (mut entries, unknown) = self.context.list(id).await;
@@ -218,8 +218,8 @@ impl Mover {
         })
     }
 
-    /// Every move in the journals of the hosts, those that were completed or aborted too: all that
-    /// ever left a host. By move, then shard. Hosts that cannot be asked are named.
+    /// Every move in the journals of the hosts, including those that were completed or aborted: all
+    /// moves that ever left a host. By move, then shard. Hosts that cannot be read are named.
     pub fn list_all(&self) -> BoxFuture<'_, Heard<Entry>> {
         Box::pin(async move {
             let (mut entries, unknown) = self.context.list_all(None).await;
@@ -242,23 +242,23 @@ impl Mover {
         Box::pin(rollback::rollback(&self.context, id))
     }
 
-    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until
-    /// [`Mover::stop`]. The observer is told how far it is and what goes wrong. A reverse
-    /// replication that is broken is given up; the others go on.
+    /// Applies the changes at the new hosts to the old copies of all kept moves, or of one, until
+    /// [`Mover::stop`]. Progress and errors are reported to the observer. A reverse replication
+    /// that is broken is given up; the others continue.
     ///
     /// # Cancel safety
-    /// May be dropped: the next feed goes on from the last durable position, at once or when the
+    /// May be dropped: the next call continues from the last durable position, at once or when the
     /// lease has ended.
     pub fn feed(&self, id: Option<MoveId>) -> BoxFuture<'_, ()> {
         Box::pin(feed::feed(&self.context, id))
     }
 
     /// Audits the kept shards of a move that were not audited, as far as that is still possible. It
-    /// finds tables that are the same on both sides now, and tables that differ although nobody has
-    /// written to them since. The report has all shards that are kept.
+    /// finds tables that are the same on both sides now, and tables that differ although they have
+    /// not been written to since the move. The report has all shards that are kept.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    /// [`Error::NoSuchMove`] when no reachable host knows the move.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -280,8 +280,8 @@ impl Mover {
         Box::pin(cleanup::complete(&self.context, id))
     }
 
-    /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can
-    /// be repaired without losing rows that were acknowledged. No writes.
+    /// Reads from every host what it has recorded about a shard that two hosts serve, or none, and
+    /// determines what can be repaired without losing acknowledged rows. Writes nothing.
     ///
     /// # Errors
     /// [`Error::AtWork`] where a mover works on the shard, [`Error::ControlOld`] where a host's
@@ -298,13 +298,13 @@ impl Mover {
         Box::pin(repair::plan(&self.context, shard, give_up))
     }
 
-    /// Does what the plan is sure of, and publishes it to the map. Does nothing where nothing is
-    /// wrong or somebody has to choose.
+    /// Executes the certain part of the plan, and publishes the result to the map. Does nothing
+    /// where nothing is wrong or an operator has to choose.
     ///
     /// # Errors
-    /// [`Error::Superseded`] where a host no longer says what the plan was made from: plan again.
-    /// [`Error::NotGone`] where a host that was given up answers, and was not fenced off: then
-    /// nothing was done.
+    /// [`Error::Superseded`] if the state of a host differs from that in the plan: plan again.
+    /// [`Error::NotGone`] if a host that was given up answers, and was not fenced off: then nothing
+    /// was done.
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.
@@ -312,10 +312,10 @@ impl Mover {
         Box::pin(repair::repair(&self.context, plan))
     }
 
-    /// Asks every host what it knows of one that has come back from an earlier time (restored,
-    /// failed over to a standby that lacked the last seconds, emptied), and judges what brings it
-    /// back into service. `margin`: how far ahead of the present its IDs may have been made before
-    /// it was lost, where its clock was ahead. No writes.
+    /// Reads from every host what it has recorded about one that was set back to an earlier time
+    /// (restored, failed over to a standby that lacked the last seconds, emptied), and determines
+    /// what brings it back into service. `margin`: how far ahead of the present its IDs may have
+    /// been made before it was lost, if its clock was ahead. Writes nothing.
     ///
     /// # Errors
     /// [`Error::UnknownHost`]; [`Error::Facts`] and [`Error::Connect`] where the host does not
@@ -332,12 +332,11 @@ impl Mover {
         Box::pin(recover::plan(&self.context, host, margin))
     }
 
-    /// Does what the plan says can be done without a decision: raises ID clocks, repairs shards one
-    /// by one, tells the map. Gives the plan that is left.
+    /// Executes the part of the plan that needs no decision: advances ID clocks, repairs shards one
+    /// by one, updates the map. Returns the remaining plan.
     ///
     /// # Errors
-    /// [`Error::Superseded`] where a host does not say any more what the plan was made from: plan
-    /// again.
+    /// [`Error::Superseded`] if the state of a host differs from that in the plan: plan again.
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.
@@ -348,9 +347,9 @@ impl Mover {
         Box::pin(recover::recover(&self.context, plan))
     }
 
-    /// Searches all hosts for what dead moves left, and puts it right: fences past their deadline
-    /// are swapped back, decided shards are opened, and schemas whose move has ended are dropped.
-    /// It never touches a move that can be resumed, nor an old copy that is kept.
+    /// Searches all hosts for the remains of dead moves, and cleans up: fences past their deadline
+    /// are removed, decided shards are opened, and schemas whose move has ended are dropped. It
+    /// never touches a move that can be resumed, nor an old copy that is kept.
     ///
     /// # Cancel safety
     /// Each object is handled by itself; call it again for the rest.
@@ -359,14 +358,14 @@ impl Mover {
     }
 
     /// Sets the desired state of a move's shards; the mover reads it within a heartbeat (two
-    /// seconds). Gives the shards that have not ended, and the hosts that could not be told. A hold
-    /// with a time ends by itself at that time.
+    /// seconds). Returns the shards that have not ended, and the hosts that could not be reached. A
+    /// hold with a time ends by itself at that time.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    /// [`Error::NoSuchMove`] when no reachable host knows the move.
     ///
     /// # Cancel safety
-    /// Some hosts may have been told; call it again.
+    /// The state may be set on some hosts only; call it again.
     pub fn want(
         &self,
         id: MoveId,
@@ -379,18 +378,17 @@ impl Mover {
         })
     }
 
-    /// Asks a move's mover to stop, or to abort, from any machine. The mover reads it within a
-    /// heartbeat (two seconds). Gives the movers that are alive, and the hosts that could not be
-    /// told.
+    /// Requests a move's mover to stop, or to abort, from any machine. The mover reads it within a
+    /// heartbeat (two seconds). Returns the movers that are alive, and the hosts that could not be
+    /// reached.
     ///
     /// # Cancel safety
-    /// Some may have been asked; call it again.
+    /// The request may be recorded on some hosts only; call it again.
     pub fn ask(&self, id: MoveId, asked: Asked) -> BoxFuture<'_, Heard<Worker>> {
         Box::pin(async move { Heard::of(requests::ask(&self.context, id, asked).await) })
     }
 
-    /// Who works on a move at present, to bring its shards to their end, and the hosts that could
-    /// not be asked.
+    /// The movers that are working on a move at present, and the hosts that could not be read.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -401,7 +399,7 @@ impl Mover {
     /// Reads how far a move is.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    /// [`Error::NoSuchMove`] when no reachable host knows the move.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -410,7 +408,7 @@ impl Mover {
     }
 
     /// What hosts keep for the reverse replications of kept entries. A host that does not answer is
-    /// left out: whoever read the entries has reported it already.
+    /// left out: it was reported when the entries were read.
     ///
     /// # Cancel safety
     /// Only reads.

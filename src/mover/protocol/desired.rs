@@ -1,5 +1,5 @@
-//! What an operator wants of a move: how it begins, what its mover may do, and what the mover is
-//! asked for while it runs.
+//! The desired state of a move: how it begins, what its mover may do, and what is requested of the
+//! mover while it runs.
 
 use jiff::Timestamp;
 
@@ -60,8 +60,8 @@ impl Back {
     }
 }
 
-/// What an online move does about a table whose rows the stream cannot identify, such as one
-/// without a primary key.
+/// How an online move handles a table whose rows the stream cannot identify, such as one without a
+/// primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdentityPolicy {
     /// It gets a replica identity until the move is completed or aborted.
@@ -88,10 +88,10 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once somebody releases them: [`Mover::want`](crate::mover::Mover::want) with
+    /// Once an operator releases them: [`Mover::want`](crate::mover::Mover::want) with
     /// [`DesiredState::Go`].
     Go,
-    /// At this time by the source's clock, or once somebody releases them.
+    /// At this time by the source's clock, or once an operator releases them.
     Time(Timestamp),
 }
 
@@ -106,7 +106,7 @@ impl FenceAt {
     }
 }
 
-/// What an operator asks of a move's mover.
+/// A request to a move's mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Stop as on Ctrl-C: every shard is usable, and the move can be resumed.
@@ -116,7 +116,7 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// The word that the journal uses.
+    /// Its name in the journal.
     pub fn as_str(self) -> &'static str {
         match self {
             Asked::Stop => "stop",
@@ -134,9 +134,9 @@ impl Asked {
 /// A request to a mover, and who made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopRequest {
-    /// What is asked.
+    /// What is requested.
     pub asked: Asked,
-    /// Host and process from which it was asked.
+    /// Host and process of the request.
     pub by: String,
 }
 

@@ -5,7 +5,7 @@
 pub enum Action {
     /// The process is killed by SIGKILL.
     Kill,
-    /// The process stops itself by SIGSTOP, and goes on after SIGCONT.
+    /// The process stops itself by SIGSTOP, and continues after SIGCONT.
     Stop,
     /// The step fails.
     Fail,
@@ -96,7 +96,7 @@ pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 /// The failpoints of moves of unlogged tables.
 const UNLOGGED_FAILPOINTS: [&str; 3] = ["in empty unlogged", "in unlogged", "after unlogged"];
 
-/// The failpoints of repairs: a host has stood down, and nothing is committed yet; a shard of a
+/// The failpoints of repairs: a host has stood down, and nothing is committed yet; one shard of a
 /// host that is brought back is repaired, and the next one is not.
 const REPAIR_FAILPOINTS: [&str; 2] = ["after stand down", "after repair"];
 

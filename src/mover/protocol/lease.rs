@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct Leases {
     /// How long a lease lasts after its last renewal.
     pub lease: Duration,
-    /// How long a fence stands after its last renewal. Routers and other movers swap it back after
-    /// that.
+    /// How long a fence is valid after its last renewal. After that, routers and other movers
+    /// remove it.
     pub fence: Duration,
     /// How often both are renewed.
     pub beat: Duration,

@@ -61,7 +61,7 @@ pub struct Options {
     pub back_wal_max: u64,
     /// Whether a new move prepares for its shards to be taken back.
     pub back: Back,
-    /// Online: what is done about a table whose rows the stream cannot identify.
+    /// Online: how a table is handled whose rows the stream cannot identify.
     pub replica_identity: IdentityPolicy,
     /// What unlogged tables contain at the target.
     pub unlogged: UnloggedRows,
@@ -79,13 +79,13 @@ pub struct Options {
     /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both
     /// hosts. What is not compared by then is named. Zero: nothing is audited.
     pub audit_max: Duration,
-    /// Online: how long the snapshot at the target may take, which the open waits for. A move whose
-    /// snapshot is not taken in time is not audited.
+    /// Online: how long the snapshot at the target may take, which the open waits for. A move
+    /// without a snapshot in that time is not audited.
     pub snapshot_max: Duration,
     /// How many bytes hosts may have in shards, by the config. A plan that brings more to its
     /// target is refused.
     pub bytes_max: BTreeMap<HostName, u64>,
-    /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not
+    /// How [`complete`](crate::mover::Mover::complete) handles an old copy whose move was not
     /// audited, or differs.
     pub unaudited: Unaudited,
     /// How long lease and fence outlive the mover.
@@ -231,7 +231,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// Somebody has asked the mover, through the journal, to stop or to abort.
+    /// The mover was requested, through the journal, to stop or to abort.
     Asked(StopRequest),
     /// The mover waits before a fence, because an operator holds it back.
     Waits {
@@ -246,7 +246,7 @@ pub enum Event {
         shard: ShardId,
         /// Where it is served.
         host: HostName,
-        /// How long nobody could use it.
+        /// How long it was unavailable.
         pause: Duration,
     },
     /// The audit of a shard that is kept has ended.

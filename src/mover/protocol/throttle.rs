@@ -74,7 +74,7 @@ impl Throttle {
     /// May be dropped and called again.
     pub(crate) async fn go(&self) {
         let mut pace = self.pace.clone();
-        // An error means that nobody can end the pause any more.
+        // An error means that the pause cannot be ended any more.
         let _ = pace.wait_for(|pace| !pace.paused).await;
     }
 

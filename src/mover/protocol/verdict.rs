@@ -101,7 +101,7 @@ pub struct Audit {
     pub state: AuditState,
     /// When it ended.
     pub at: Option<Timestamp>,
-    /// What differs. Each difference says `how`.
+    /// The differences, each with its kind.
     pub differences: Vec<AuditDifference>,
     /// What was not compared, and why.
     pub left_out: Vec<LeftOut>,

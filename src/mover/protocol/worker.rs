@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::mover::protocol::desired::StopRequest;
 
-/// The kind of work that somebody does.
+/// The kind of work that a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Bringing shards to the end of their move.
@@ -32,7 +32,7 @@ pub struct Worker {
     /// Since when, by the clock of the host that the shards come from; `None` for one that began
     /// before this was recorded.
     pub since: Option<Timestamp>,
-    /// What it was asked for, and has not done yet.
+    /// The request that it has received and not fulfilled yet.
     pub stop_request: Option<StopRequest>,
 }
 

@@ -1,11 +1,11 @@
-//! What to do next with a shard that is being moved: a pure function of what the two hosts say, and
-//! of what the mover knows about itself.
+//! Decides the next step for a shard that is being moved: a pure function of what is read on the
+//! two hosts, and of what the mover knows about itself.
 //!
 //! The databases hold the state; the mover holds none. So `resume` on another machine runs the same
 //! loop as the first run, and a step that was done, but whose journal entry was lost, is recognized
-//! by its effect. Invariant: [`next`] never says [`Step::Unfence`] or [`Step::Discard`] once the
-//! source has decided. It never says [`Step::DecideAndOpen`] unless the target is ready for the
-//! very attempt that the source is fenced for.
+//! by its effect. Invariant: [`next`] never returns [`Step::Unfence`] or [`Step::Discard`] once the
+//! source has decided. It never returns [`Step::DecideAndOpen`] unless the target is ready for
+//! exactly the attempt that the source is fenced for.
 
 use std::fmt;
 
@@ -22,8 +22,8 @@ pub(crate) use crate::mover::protocol::state::next::{
 pub enum Mode {
     /// Fence first and copy behind the fence: the shard is closed while it is copied.
     Blocking,
-    /// Copy while the source serves, apply what changes meanwhile, and fence last: the shard is
-    /// closed for milliseconds.
+    /// Copy while the source serves, apply concurrent changes, and fence last: the shard is closed
+    /// for milliseconds.
     Online,
 }
 
@@ -43,7 +43,7 @@ impl Mode {
     }
 }
 
-/// How far the journal says a move of a shard has come.
+/// How far a move of a shard has come, by its journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// The mover holds the shard's move; nothing is built.

@@ -1,13 +1,13 @@
-//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows about
-//! itself ([`Own`]). The driver adds no condition of its own, so that the model, which runs this
-//! very function, runs what production runs.
+//! The decision itself. Its inputs are the state of the hosts ([`Observed`]) and what the mover
+//! knows about itself ([`Own`]). The driver adds no condition of its own, so that the model, which
+//! runs this very function, runs what production runs.
 
 use std::fmt;
 
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state::{Mode, Phase};
 
-/// What the source's `pgshard.shard` row says, seen from one move.
+/// The source's `pgshard.shard` row, seen from one move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// It serves the shard at the epoch that the move started from.
@@ -23,7 +23,7 @@ pub(crate) enum Source {
     Other,
 }
 
-/// What the target says, seen from one move.
+/// The state of the target, seen from one move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Nothing of this move is there.
@@ -48,7 +48,7 @@ pub(crate) enum Lease {
     Lost,
 }
 
-/// What the two hosts say about one shard of a move.
+/// The state of one shard of a move on both hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Observed {
     pub(crate) mode: Mode,
@@ -95,14 +95,14 @@ pub(crate) enum Goal {
 /// How far the caller wants to be taken towards the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Until {
-    /// Until only the fence is missing: the shards of a group whose fences are held back wait there
-    /// for each other.
+    /// Until only the fence is missing: the shards of a group whose fences are held back wait at
+    /// this point for each other.
     Ready,
     /// To the end.
     End,
 }
 
-/// Whether this mover was asked to stop.
+/// Whether this mover was requested to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stop {
     /// It was not.
@@ -136,7 +136,7 @@ pub(crate) enum Compared {
     Yes,
 }
 
-/// What the mover knows about itself, and no host can tell.
+/// What the mover knows about itself, and no host can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Own {
     pub(crate) goal: Goal,
@@ -183,7 +183,7 @@ pub(crate) enum Step {
     },
     /// The source has decided: only the open is missing.
     Open,
-    /// Tell the map.
+    /// Update the map.
     Publish,
     /// Swap back.
     Unfence {
@@ -197,9 +197,9 @@ pub(crate) enum Step {
     /// The caller decides what comes next: rows and stream belong to the whole group, and so does
     /// the moment of the first fence.
     HandBack,
-    /// Stop as asked: nothing is fenced.
+    /// Stop as requested: nothing is fenced.
     Interrupted,
-    /// Another mover has the move. This one must not even say that it is done.
+    /// Another mover has the move. This one must not even record that it is done.
     LeaseLost,
     /// The copy that this mover follows is gone from the target.
     Gone,
@@ -284,8 +284,8 @@ fn towards(own: Own, observed: Observed) -> Step {
     }
 }
 
-/// The next step when the source is fenced for an attempt, and the target says for which attempt it
-/// is ready.
+/// The next step when the source is fenced for an attempt, by the attempt for which the target is
+/// ready.
 fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) -> Step {
     match (mode, stream, ready) {
         (Mode::Blocking, _, Some(for_attempt)) if for_attempt == attempt => {
@@ -295,8 +295,8 @@ fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) 
         // way of another copy.
         (Mode::Blocking, _, Some(_)) => Step::Unfence { attempt },
         (Mode::Blocking, _, None) => Step::Copy { attempt },
-        // Online, "ready" is the follower's word that every change is there. Only the mover that
-        // has fenced knows that definitions and sequences were examined behind this fence.
+        // Online, "ready" means that the follower has applied every change. Only the mover that has
+        // fenced knows that definitions and sequences were checked behind this fence.
         (Mode::Online, Stream::On { looked, .. }, Some(for_attempt))
             if for_attempt == attempt && looked == Some(attempt) =>
         {
@@ -329,7 +329,7 @@ fn online(own: Own, phase: Phase, target: Target) -> Step {
         }
         (_, Stream::Off) if !is_built => Step::Prepare,
         (_, Stream::Off) => Step::HandBack,
-        // The stream is followed only for a shard whose rows are there.
+        // The stream is followed only for a shard whose rows have been copied.
         (Phase::Claimed | Phase::Prepared, Stream::On { .. }) => Step::Gone,
         (_, Stream::On { .. }) if !is_built => Step::Gone,
         (
