@@ -31,7 +31,7 @@ impl Address {
     }
 }
 
-/// What the catalogs of one host say about one schema.
+/// The rows of one schema in the catalogs of one host.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The schema's name at the time.
@@ -46,8 +46,8 @@ pub(crate) struct Facts {
     pub(crate) reader_bypasses: bool,
     /// `server_version_num` of the host: 150004, 180000.
     pub(crate) version: u32,
-    /// Who but the reader may make objects in the schema, or has made one that is there. If
-    /// anybody, definitions have the schema's name in them.
+    /// The roles, other than the reader's, that may create objects in the schema, or have created
+    /// one that is there. If there are any, definitions have the schema's name in them.
     pub(crate) makers: Vec<String>,
     /// Whether an operator of the schema hides one by which PostgreSQL finds the texts of views.
     pub(crate) hides_equality: bool,
@@ -159,12 +159,12 @@ impl RelationKind {
         self.is_table() || self == RelationKind::MaterializedView
     }
 
-    /// Whether it has columns of its own, whose values are rows or are routed to partitions.
+    /// Whether it has columns of its own, with values that are rows or are routed to partitions.
     pub(crate) fn is_table(self) -> bool {
         matches!(self, RelationKind::Table | RelationKind::PartitionedTable)
     }
 
-    /// `table`, `view` …, with a word of its own for partitioned tables.
+    /// `table`, `view` …, with a separate word for partitioned tables.
     pub(crate) fn plain(self) -> &'static str {
         match self {
             RelationKind::Table => "table",
@@ -361,7 +361,7 @@ pub(crate) struct Index {
     pub(crate) valid: bool,
     /// What follows `CREATE INDEX name ON table`: `USING btree (id)`.
     pub(crate) definition: String,
-    /// OID of the constraint whose index this is.
+    /// OID of the constraint that the index belongs to.
     pub(crate) constraint: Option<u32>,
     /// OID of the partitioned table's index that it is attached to.
     pub(crate) parent: Option<u32>,
@@ -685,8 +685,8 @@ pub(crate) struct SimpleObject {
     pub(crate) kind: SimpleKind,
     /// Name, not quoted; an operator's symbol; empty for a cast.
     pub(crate) name: String,
-    /// What tells it from others of its name: `(integer, NONE)` for an operator, `(a AS b)` for a
-    /// cast; otherwise empty.
+    /// What distinguishes it from others of its name: `(integer, NONE)` for an operator, `(a AS b)`
+    /// for a cast; otherwise empty.
     pub(crate) signature: String,
     /// Owner; a cast has none.
     pub(crate) owner: Option<String>,
@@ -704,7 +704,7 @@ pub(crate) struct SimpleObject {
 /// A privilege that objects get when they are created in the schema.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DefaultPrivilege {
-    /// The role whose objects get it.
+    /// The role with objects that get it.
     pub(crate) role: String,
     /// `TABLES`, `SEQUENCES`, `FUNCTIONS`, `TYPES`.
     pub(crate) objects: String,
@@ -783,7 +783,7 @@ pub(crate) struct Grant {
 /// Something in the schema that has no list of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Other {
-    /// PostgreSQL's word for its kind: `rule`, `operator`, `extension member` …
+    /// PostgreSQL's name for its kind: `rule`, `operator`, `extension member` …
     pub(crate) kind: String,
     /// PostgreSQL's description of it.
     pub(crate) object: String,
@@ -792,7 +792,7 @@ pub(crate) struct Other {
 /// Something outside the schema that objects in it need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Outside {
-    /// PostgreSQL's word for its kind: `function`, `type`, `collation` …
+    /// PostgreSQL's name for its kind: `function`, `type`, `collation` …
     pub(crate) kind: String,
     /// Its qualified, quoted name.
     pub(crate) identity: String,

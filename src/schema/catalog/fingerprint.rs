@@ -68,7 +68,7 @@ pub(crate) enum Recorded {
     Unknown,
 }
 
-/// What is said where a comparison is not possible.
+/// The message where a comparison is not possible.
 pub(crate) const OTHER_VERSION: &str =
     "another version of pgshard has recorded its definition, in a way that this one does not know";
 
@@ -328,7 +328,7 @@ impl List {
             "of type",
             relation.of_type.clone().unwrap_or_default(),
         );
-        // Views have none; PostgreSQL says `n` for them.
+        // Views have none; PostgreSQL has `n` for them.
         let identity = match relation.replica_identity.as_str() {
             "f" => "full",
             "i" => "index",
@@ -360,8 +360,9 @@ impl List {
                     .chosen_not_null_name(facts, relation)
                     .map(str::to_owned),
             );
-            // Whose a NOT NULL is, a table that is created apart from its parents does not keep,
-            // nor a version before 18: its copy would seem to be another when it goes back.
+            // The origin of a NOT NULL is not kept by a table that is created apart from its
+            // parents, nor by a version before 18: its copy would seem to be another when it goes
+            // back.
         }
     }
 
@@ -477,8 +478,8 @@ impl List {
 }
 
 impl Column {
-    /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice means nothing, and before
-    /// 18 there is none. One that comes from a parent has the parent's name.
+    /// The NOT NULL's name, if it was chosen by a user: PostgreSQL's own choice means nothing, and
+    /// before 18 there is none. One that comes from a parent has the parent's name.
     pub(crate) fn chosen_not_null_name(&self, facts: &Facts, relation: &Relation) -> Option<&str> {
         let name = self.not_null_name.as_deref()?;
         if name == default_name(&relation.name, Some(&self.name), "not_null") {
@@ -512,8 +513,9 @@ impl Column {
         self.not_null && !self.not_null_no_inherit
     }
 
-    /// Whether a table has its own NOT NULL besides its parents' one where it would have none by
-    /// how it was made: with columns that are only its parents'. Before 18 nobody knows.
+    /// Whether a table has its own NOT NULL in addition to its parents' one where it would have
+    /// none by how it was created: with columns that are only its parents'. Before 18 this is not
+    /// recorded.
     pub(crate) fn has_own_not_null(&self, facts: &Facts, relation: &Relation) -> bool {
         let within = relation.columns.iter().any(|column| !column.is_local);
         let theirs = self.in_parents(facts, relation).any(Column::gives_not_null);
@@ -558,7 +560,7 @@ fn default_name(table: &str, column: Option<&str>, label: &str) -> String {
 }
 
 impl Type {
-    /// The name of a domain's NOT NULL, if somebody chose it.
+    /// The name of a domain's NOT NULL, if it was chosen by a user.
     pub(crate) fn chosen_not_null_name(&self) -> Option<&str> {
         self.not_null_name
             .as_deref()

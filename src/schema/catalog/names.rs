@@ -133,7 +133,7 @@ fn names(facts: &Facts) -> BTreeMap<Address, Name> {
     names
 }
 
-/// A symbol, and what tells it from others, is not quoted.
+/// A symbol, and what distinguishes it from others, is not quoted.
 fn simple(one: &SimpleObject) -> Name {
     let mut name = plain(one.kind.plain(), one.kind.keyword(), &one.name);
     if !one.signature.is_empty() {

@@ -1,6 +1,6 @@
 //! The queries and their order on the wire: two round trips for a whole schema. Its objects are
-//! searched once, in one statement with everything that is asked about them, because planning that
-//! search costs more than each of the questions.
+//! searched once, in one statement with everything that is read about them, because planning that
+//! search costs more than each of the parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -61,13 +61,13 @@ pub enum Error {
     /// There is no such schema.
     #[error("{namespace} does not exist on this host")]
     NoSchema {
-        /// The schema that was asked for.
+        /// The requested schema.
         namespace: Namespace,
     },
     /// The connection is not in a transaction, so that settings do not hold.
     #[error("the catalogs must be read in a transaction: begin one before reading {namespace}")]
     NoTransaction {
-        /// The schema that was asked for.
+        /// The requested schema.
         namespace: Namespace,
     },
     /// The server refused or the connection broke.
@@ -77,10 +77,10 @@ pub enum Error {
         what: &'static str,
         /// The schema.
         namespace: Namespace,
-        /// What the driver says.
+        /// The error of the driver.
         source: tokio_postgres::Error,
     },
-    /// The catalogs say something that this version of pgshard does not know.
+    /// The catalogs contain something that this version of pgshard does not know.
     #[error("the {what} of {namespace} are not what pgshard expects: {row}")]
     Unexpected {
         /// What was being read.
@@ -133,7 +133,7 @@ struct Edge {
 
 macro_rules! sections {
     ($($name:ident: $file:literal,)+) => {
-        /// What is asked about the objects, each fact with the name of its section.
+        /// The facts about the objects, each with the name of its section.
         const SECTIONS: &str = concat!(
             super::objects_sql!(),
             "SELECT NULL::pg_catalog.text, NULL::pg_catalog.json WHERE false",
@@ -188,8 +188,8 @@ sections! {
 /// Where another role than the reader may make objects in the schema, the definitions are read with
 /// PostgreSQL's own schema first, and name the schema: they are not for execution.
 ///
-/// A `REPEATABLE READ` transaction gives one state. Under `READ COMMITTED`, DDL that commits
-/// meanwhile may be seen in part, which a later fingerprint shows. The session's settings are
+/// A `REPEATABLE READ` transaction gives one state. Under `READ COMMITTED`, DDL that commits in
+/// between may be seen in part, which a later fingerprint shows. The session's settings are
 /// restored before it returns.
 ///
 /// # Errors
@@ -207,9 +207,9 @@ pub(crate) async fn read<C: GenericClient + Sync>(
         .chain(PINNED.map(|(name, _)| name))
         .collect();
     let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
-    // What stands first in the path is run by PostgreSQL itself: pg_get_viewdef() compares by the
-    // operator `=` that it finds. Where somebody else may have made that, or the shard has such an
-    // operator, the definitions have the schema's name in them, and nobody carries it.
+    // PostgreSQL itself runs what is first in the path: pg_get_viewdef() compares by the operator
+    // `=` that it finds. Where another role may have created that, or the shard has such an
+    // operator, the definitions have the schema's name in them, and the schema cannot be moved.
     let path = if head.makers.is_empty() && !head.hides_equality {
         search_path(&head.name)
     } else {
@@ -386,8 +386,8 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         values.into_iter().map(fact).collect()
     }
 
-    /// Has everything planned that is asked about the objects of the schema with this OID, under
-    /// the present `search_path`.
+    /// Plans all queries about the objects of the schema with this OID, under the present
+    /// `search_path`.
     async fn declare(&self, oid: u32) -> Result<(), Error> {
         let sql = format!("DECLARE {CURSOR} NO SCROLL CURSOR FOR {SECTIONS}");
         let declared = self.client.query_typed(&sql, &[(&oid, Type::OID)]).await;

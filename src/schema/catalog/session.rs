@@ -25,8 +25,8 @@ pub(super) const CLOSED: &str = "pg_catalog, pg_temp";
 /// The `search_path` under which only this schema's objects are named without a schema.
 ///
 /// `pg_catalog` comes after the schema, so that a shard's own `lower(text)` or table `pg_class` is
-/// found before the built-in one, like every other object. So it is for schemas in which nobody
-/// else may make any. `pg_temp` comes last, or temporary tables would hide the schema's.
+/// found before the built-in one, like every other object. So it is for schemas in which no other
+/// role may create any. `pg_temp` comes last, or temporary tables would hide the schema's.
 pub(crate) fn search_path(schema: &str) -> String {
     format!("{}, pg_catalog, pg_temp", quote_ident(schema))
 }

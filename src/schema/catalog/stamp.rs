@@ -9,10 +9,10 @@ use super::read::{Error, Namespace};
 /// Shows which transactions last wrote the catalog rows of a schema, condensed. It is valid on the
 /// same server only.
 ///
-/// As long as two stamps of a schema are equal, so are its facts: keep one beside the facts, and
-/// read the facts again only when the stamps differ. They may differ without a change of the
-/// definition (TRUNCATE and REINDEX write catalog rows, too); the fingerprint then says which it
-/// was. A rename of the schema, VACUUM, ANALYZE and publications do not change it.
+/// As long as two stamps of a schema are equal, so are its facts: keep one with the facts, and read
+/// the facts again only when the stamps differ. They may differ without a change of the definition
+/// (TRUNCATE and REINDEX write catalog rows, too); the fingerprint then shows which it was. A
+/// rename of the schema, VACUUM, ANALYZE and publications do not change it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Stamp(String);

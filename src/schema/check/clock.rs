@@ -19,7 +19,8 @@ const YEAR_MS: i64 = 365 * 86_400_000;
 /// ten years at the soonest. The bound is that function's.
 const REPAIRABLE_MS: i64 = 3652 * 86_400_000;
 
-/// Clocks that are off, and the end of positive IDs. Hosts whose clocks were not read are left out.
+/// Clocks that are off, and the end of positive IDs. Hosts without a reading of their clock are
+/// left out.
 pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
     let clocks: Vec<(&HostName, &ClockFacts)> = survey
         .iter()
@@ -33,7 +34,7 @@ pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey, epoch: 
             .collect();
         others.sort_by_key(|clock| clock.ahead_ms);
         // The median: with three or more clocks, a single one that is off does not accuse the
-        // others. Two say nothing about which of them is off.
+        // others. With two, it is unknown which of them is off.
         if let Some(usual) = others.get(others.len() / 2).filter(|_| clocks.len() > 2) {
             let (ahead, within) = (
                 clock.ahead_ms - usual.ahead_ms,
@@ -79,8 +80,8 @@ pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey, epoch: 
     }
 }
 
-/// Two clocks that differ: which of them is off is not known. The clock of the machine that asks is
-/// a third one, which may be off as well.
+/// Two clocks that differ: which of them is off is not known. The clock of this machine is a third
+/// one, which may be off as well.
 fn of_two(
     findings: &mut Findings,
     (one, of_one): (&HostName, &ClockFacts),
@@ -132,8 +133,8 @@ fn ids_unset(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     }
 }
 
-/// Shards whose IDs are ahead of their host's clock: for a temporary reason, or so far that they
-/// are soon used up.
+/// Shards with IDs that are ahead of their host's clock: for a temporary reason, or so far that
+/// they are soon used up.
 fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     let ahead = || {
         clock
@@ -240,7 +241,7 @@ mod tests {
         assert!(found(&[5000], 1000, now).is_empty());
         let behind = "warning clock_off db2 its clock is 3.2 s behind the other hosts' (+- 10 ms)";
         assert_eq!(found(&[0, -3200, 40], 0, now), [behind]);
-        // Of two clocks nobody knows which is off: one finding, and neither host is named by it.
+        // With two clocks it is unknown which is off: one finding, and neither host is named by it.
         let apart = "warning clock_off - the clock of db2 is 0.6 s ahead of that of db1 (+- 10 \
                      ms); compared with this machine's, db1 is at +0.0 s and db2 at +0.6 s";
         assert_eq!(found(&[0, 600], 0, now), [apart]);

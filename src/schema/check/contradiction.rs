@@ -57,8 +57,7 @@ pub(super) fn contradicts(host: &HostName, facts: &HostFacts, cluster: &Cluster)
 }
 
 /// The survey with the hosts that contradict the config as hosts that could not be read: each of
-/// them has a finding of its own, and nothing that it says of shards is compared. `None` where no
-/// host does.
+/// them has a finding of its own, and its shards are not compared. `None` if there is no such host.
 pub(super) fn without_contradicting(survey: &Survey, cluster: &Cluster) -> Option<Survey> {
     let is_comparable = |host: &HostName, facts: &HostFacts| !contradicts(host, facts, cluster);
     let are_all = survey.iter().all(|(host, facts)| {

@@ -1,5 +1,5 @@
-//! Each host by itself: whether it can be read, is what the config says, and has a control schema
-//! that is whole.
+//! Each host by itself: whether it can be read, matches the config, and has a control schema that
+//! is complete.
 
 use super::contradiction::contradicts;
 use super::view::Hosts;
@@ -18,7 +18,7 @@ use crate::schema::survey::facts::{ControlFacts, FactsError, HostFacts};
 use crate::schema::survey::refusal::{pending, restore};
 use crate::shard::ShardId;
 
-/// A host that did not say how it is.
+/// A host that could not be read.
 pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     let (code, remedy) = match error {
         FactsError::Unreachable { source } => {
@@ -173,7 +173,7 @@ fn damaged(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     }
 }
 
-/// Roles of routers that cannot ask the host where shards are.
+/// Roles of routers that cannot look up shards on the host.
 fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     for role in &control.routers.lacking {
         let what = format!(
@@ -190,7 +190,7 @@ fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFac
 }
 
 /// Schemas with the name of a shard past the last one. Those that the host's own control schema
-/// lists are shards, whatever the config says: dropping one would lose its rows.
+/// lists are shards, even if the config disagrees: dropping one would lose its rows.
 fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &HostFacts) {
     let (prefix, shards) = (&cluster.schema_prefix, cluster.shards);
     let past_the_last = |schema: &String| {

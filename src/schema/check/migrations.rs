@@ -13,7 +13,7 @@ use crate::schema::survey::facts::ControlFacts;
 use crate::schema::survey::made;
 use crate::shard::ShardId;
 
-/// `folder` has the migrations that there should be, if anybody knows.
+/// `folder` has the migrations that there should be, if they are known.
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, folder: Option<&Migrations>) {
     lacking(findings, hosts);
     differing(findings, hosts, folder);
@@ -25,7 +25,7 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, folder: Option<&
     }
 }
 
-/// Shards whose schemas exist, but lack what was created in them.
+/// Shards with schemas that exist, but lack what was created in them.
 fn lacking(findings: &mut Findings, hosts: &Hosts<'_>) {
     let controls = hosts
         .controls

@@ -141,7 +141,7 @@ fn has_slot(facts: &HostFacts, slot: &str) -> bool {
     facts.of_moves.slots.iter().any(is) && !facts.of_moves.lost_slots.iter().any(is)
 }
 
-/// What moves have made here and somebody must drop.
+/// What moves have created here and must be dropped.
 fn ledger(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     for object in &control.ledger {
         let has_ended = match object.phase.as_deref() {
@@ -173,7 +173,7 @@ fn ledger(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     }
 }
 
-/// A move whose shard may not be at its target with everything that it had.
+/// A move that may not have brought everything to its target.
 fn not_audited(findings: &mut Findings, host: &HostName, audit: &KeptAudit) {
     let KeptAudit {
         shard,

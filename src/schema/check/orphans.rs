@@ -94,8 +94,8 @@ pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey, prefix:
                 );
             }
             let end = astray(&hosts, survey, host, *shard);
-            // Of a host that is not in the config and has a shard that is nowhere else, another
-            // finding says more.
+            // For a host that is not in the config and has a shard that is nowhere else, another
+            // finding is more precise.
             if let Some(end) = end.filter(|end| survey.contains_key(*end) || there.contains(shard))
             {
                 let (not, remedy) = if survey.contains_key(end) {

@@ -1,10 +1,10 @@
 //! The shard map according to the hosts. Pure.
 //!
-//! Invariant: of two statements about a shard the one with the larger epoch counts, and where the
-//! hosts say nothing the map keeps what it said. A host that cannot be asked keeps its shards,
-//! unless another shows a later epoch. What a host says about itself is not enough against another
-//! that answers and serves the shard. If hosts contradict each other about a shard, or its epoch is
-//! one that no move can have led to, the map does not change, and an alarm is raised.
+//! Invariant: of two reports about a shard the one with the larger epoch counts, and where the
+//! hosts report nothing the map is kept. A host that cannot be read keeps its shards, unless
+//! another shows a later epoch. A host's own report is not enough against another host that answers
+//! and serves the shard. If hosts contradict each other about a shard, or its epoch is one that no
+//! move can have led to, the map does not change, and an alarm is raised.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +16,32 @@ use crate::schema::survey::facts::{ShardState, Survey};
 use crate::schema::survey::known::Known;
 use crate::shard::{ShardCount, ShardId};
 
-/// A map rebuilt from what the hosts say.
+/// A map rebuilt from the reports of the hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rebuilt {
     /// The map: the next version, or the same one if nothing differs.
     pub map: ShardMap,
     /// What differs, in the order of the shards.
     pub changes: Vec<Change>,
-    /// What the hosts could not say, or what is wrong.
+    /// What could not be determined, or is wrong.
     pub notes: Vec<Finding>,
 }
 
-/// What a host says about who owns a shard.
+/// A host's report about the owner of a shard.
 struct Claim<'a> {
     epoch: ShardEpoch,
-    /// Whether the owner itself says so; otherwise the host that gave the shard away does.
+    /// Whether it is the owner's own report; otherwise it is from the host that gave the shard
+    /// away.
     first_hand: bool,
     /// Who owns it.
     host: &'a HostName,
-    /// Who says so.
+    /// The reporting host.
     from: &'a HostName,
 }
 
-/// Corrects a map by what the hosts say. A row `moved` that names a host which has not opened the
-/// shard yet means that host: the move is decided, and whoever comes next opens the shard.
+/// Corrects a map by the reports of the hosts. A row `moved` that names a host which has not opened
+/// the shard yet means that host: the move is decided, and the next router or mover that comes by
+/// opens the shard.
 pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     let mut notes = Findings::default();
     let mut claims: BTreeMap<ShardId, Vec<Claim<'_>>> = BTreeMap::new();
@@ -96,9 +98,9 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     }
 }
 
-/// The map as the hosts have it, where no other map is left: each shard is where its owner says, or
-/// the host that gave it away, or else where it was last by the records that the hosts keep of each
-/// other. All has the first version.
+/// The map as the hosts have it, where no other map is left: each shard is where its owner or the
+/// host that gave it away reports it, or else where it was last by the records that the hosts keep
+/// of each other. Everything has the first version.
 ///
 /// # Errors
 /// The shards of which no host that answers knows anything.
@@ -243,7 +245,7 @@ fn judge(
             notes.add_shard(Severity::Alarm, "served_twice", None, shard, what, REPAIR);
             was
         }
-        // It says itself that it serves the shard, at an epoch before another gave it away.
+        // It reports itself as serving the shard, at an epoch before another gave it away.
         [owner] if owner.epoch < best.epoch => {
             let given = Given {
                 epoch: best.epoch,
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_hosts_are_the_truth() {
-        // The map's word, the hosts', the rebuilt map's, and the notes.
+        // The map, the hosts' reports, the rebuilt map, and the notes.
         for (was, hosts, now, notes) in [
             ("db1", vec![("db1", "0 serving 1")], "db1", vec![]),
             (
@@ -321,7 +323,7 @@ mod tests {
                 "db1@2",
                 vec![],
             ),
-            // A host that was not asked keeps its shards, unless another shows a later epoch.
+            // A host that was not read keeps its shards, unless another shows a later epoch.
             (
                 "db2@2",
                 vec![("db1", ""), ("db2", "down")],
@@ -359,7 +361,7 @@ mod tests {
                 "db2@2",
                 vec!["went_back"],
             ),
-            // Nobody serves it, two do, or a host that the config does not have does.
+            // No host serves it, two do, or a host that the config does not have does.
             (
                 "db1",
                 vec![("db1", ""), ("db2", "")],
@@ -378,8 +380,8 @@ mod tests {
                 "db1",
                 vec!["shard_lost"],
             ),
-            // A host says that it serves what another serves; that another has it; that there were
-            // a million moves.
+            // A host reports that it serves what another serves; that another has it; that there
+            // were a million moves.
             (
                 "db1",
                 vec![("db1", "0 serving 2"), ("db2", "0 serving 3")],

@@ -47,8 +47,8 @@ pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {
     }
 }
 
-/// Hosts that could not say what the others had. Hosts that are older, or somebody else's, have
-/// findings of their own.
+/// Hosts that could not report what the others had. Hosts with an older control schema, or one of
+/// another cluster, have findings of their own.
 pub(super) fn behind(findings: &mut Findings, hosts: &Hosts<'_>) {
     let is_current = |host: &HostName| {
         let versions = hosts

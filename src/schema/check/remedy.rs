@@ -7,6 +7,7 @@ pub(in crate::schema) const REBUILD: &str = "run `pgshard map rebuild`";
 pub(in crate::schema) const RESUME: &str =
     "run `pgshard moves resume`; the next statement on the shard opens it too";
 
-/// The command that says what can be repaired, for a shard about which hosts contradict each other.
+/// The command that shows what can be repaired, for a shard about which hosts contradict each
+/// other.
 pub(in crate::schema) const REPAIR: &str =
     "`pgshard moves repair SHARD --plan` says what can be done";

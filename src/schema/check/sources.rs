@@ -15,24 +15,24 @@ use crate::map::HostName;
 use crate::pg::ConnectOptions;
 use crate::pg::cause::chain;
 
-/// If this many of [`WORKERS`] numbers are held, a finding says that they will soon be used up.
+/// If this many of [`WORKERS`] numbers are held, a finding warns that they will soon be used up.
 const HELD_MANY: usize = WORKERS as usize * 9 / 10;
 
-/// If a host has given this share of its tickets below the maximum, in percent, a finding says that
-/// they will soon be used up.
+/// If a host has given this share of its tickets below the maximum, in percent, a finding warns
+/// that they will soon be used up.
 const GIVEN_MANY: u64 = 80;
 
 /// A ceiling is one lease ahead of the clock, and leases are seconds. One more than a day ahead
 /// comes from a clock that was wrong.
 const CEILING_AHEAD_MS: u64 = 86_400_000;
 
-/// What hosts say about tickets.
+/// The state of tickets on the hosts.
 type Tickets = BTreeMap<HostName, Vec<NameStatus>>;
 
-/// What hosts say about leases, without hosts that have none.
+/// The state of leases on the hosts, without hosts that have none.
 type Leases = BTreeMap<HostName, Result<Vec<LeaseStatus>, lease::Error>>;
 
-/// Asks all hosts, and names every difference.
+/// Reads all hosts, and reports every difference.
 ///
 /// # Cancel safety
 /// Only reads.

@@ -84,7 +84,7 @@ fn every_difference_is_found() {
             ],
         ),
         // The shard was on db1, went to db2 and came back; db1 is from before all that, whatever
-        // the map says.
+        // the map contains.
         (
             "db1@3",
             vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")],
@@ -264,8 +264,8 @@ fn shards_with_the_same_trouble_are_one_finding() {
     );
 }
 
-/// A config that contradicts what a host recorded ends the comparison there: what would be said of
-/// its shards is wrong, and so is its advice. The other hosts are compared.
+/// A config that contradicts what a host recorded ends the comparison there: findings about its
+/// shards would be wrong, and so would be their remedies. The other hosts are compared.
 #[test]
 fn a_host_of_another_cluster_has_one_finding() {
     let change = |change: fn(&mut RecordedCluster)| {
@@ -358,7 +358,7 @@ fn a_schema_with_the_name_of_a_shard_that_is_missing() {
         "{}",
         findings[0].remedy
     );
-    // What a bootstrap that was killed has left, the next one makes anew.
+    // The next bootstrap creates again what a killed one has left.
     let unfinished = RecordedMigration {
         name: UNFINISHED.to_owned(),
         checksum: String::new(),

@@ -1,4 +1,4 @@
-//! Shards that no host says it serves.
+//! Shards that no host serves.
 
 use super::view::{Brought, Given, Hosts, InMap};
 use crate::map::ShardEpoch;
@@ -110,8 +110,7 @@ fn given_away(
     let remedy = match brought {
         Brought::Less => format!("{to} has lost a part of it, as by a fail-over: {REPAIR}"),
         Brought::Everything if hosts.is_moving(from, shard) => RESUME.to_owned(),
-        // The journal says that the move has ended: the target had opened the shard, and has lost
-        // that.
+        // By the journal the move has ended: the target had opened the shard, and has lost that.
         Brought::Everything => {
             format!(
                 "{to} had opened it, and has lost that: {REPAIR}, or the next statement opens it"
@@ -121,8 +120,8 @@ fn given_away(
     findings.add_shard(Severity::Error, "not_opened", Some(to), shard, what, remedy);
 }
 
-/// What is said of a shard that no host knows. Bootstrap makes it, but not over what somebody else
-/// has made.
+/// The finding for a shard that no host knows. Bootstrap creates it, but not over objects that were
+/// created by hand.
 ///
 /// The schema is named by its prefix, so that many such shards are one finding.
 fn missing(hosts: &Hosts<'_>, InMap { shard, host, .. }: InMap<'_>) -> (String, String) {

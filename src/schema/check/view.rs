@@ -1,4 +1,4 @@
-//! What the comparisons look at: the cluster by its config, and all that the hosts say.
+//! What the comparisons use: the cluster by its config, and the facts of all hosts.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(super) struct InMap<'a> {
     pub(super) epoch: ShardEpoch,
 }
 
-/// What a host says that has given a shard away. The later one is the greater.
+/// The row of a host that has given a shard away. The later one is the greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::schema) struct Given<'a> {
     /// Since when the receiver has it.
@@ -38,7 +38,7 @@ pub(in crate::schema) struct Given<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Brought {
     Everything,
-    /// Something is missing, or nobody knows whether it is.
+    /// Something is missing, or it is unknown whether it is.
     Less,
 }
 
@@ -55,12 +55,12 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// What a host says; nothing if it could not be read.
+    /// The facts of a host; none if it could not be read.
     pub(super) fn facts(&self, host: &HostName) -> Option<&'a HostFacts> {
         self.survey.get(host)?.as_ref().ok()
     }
 
-    /// What the hosts say that know a shard.
+    /// The facts of the hosts that know a shard.
     pub(super) fn rows(
         &self,
         shard: ShardId,
@@ -70,7 +70,7 @@ impl<'a> Hosts<'a> {
             .filter_map(move |(host, control)| Some((*host, control.shards.get(&shard)?)))
     }
 
-    /// Who says last that it has given the shard away.
+    /// The last host that has given the shard away.
     pub(super) fn given(&self, shard: ShardId) -> Option<Given<'a>> {
         let moved = self
             .rows(shard)
@@ -86,8 +86,8 @@ impl<'a> Hosts<'a> {
             .max()
     }
 
-    /// Who says that the shard is at an epoch to which no move can have led, by what the map and
-    /// the others say.
+    /// The hosts that report the shard at an epoch to which no move can have led, by the map and
+    /// the others.
     pub(super) fn jump(
         &self,
         InMap {

@@ -1,4 +1,4 @@
-//! What the config says of the cluster, and every host has recorded.
+//! The values of the config that every host has recorded.
 
 use crate::id::Epoch;
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount};
@@ -10,7 +10,7 @@ pub struct Cluster {
     pub shards: ShardCount,
     /// The zero of the IDs' clock.
     pub epoch: Epoch,
-    /// What stands before a shard's number in the name of its schema.
+    /// The prefix of the names of the shards' schemas, before the number.
     pub schema_prefix: SchemaPrefix,
     /// How a key becomes a shard.
     pub key: KeyKind,

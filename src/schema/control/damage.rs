@@ -1,7 +1,7 @@
 //! Finds the parts of the control schema that differ from what its migrations have made.
 //!
-//! The text of the migrations says what there should be: the body of each function, who may call
-//! it, what everybody may read. There, no name stands for two functions, and a later migration
+//! The text of the migrations defines what there should be: the body of each function, who may call
+//! it, what PUBLIC may read. No name in it stands for two functions, and a later migration
 //! overrides an earlier one.
 //!
 //! Invariant: nothing that has rows in it is created again.
@@ -22,13 +22,13 @@ const RIGHTS: i32 = 9;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(in crate::schema) struct Installed {
     functions: BTreeMap<String, Function>,
-    /// Tables that anybody may read or write.
+    /// Tables that PUBLIC may read or write.
     open: BTreeSet<String>,
     /// Indexes that are valid.
     indexes: BTreeSet<String>,
-    /// Whether anybody may use the schema.
+    /// Whether PUBLIC may use the schema.
     usable: bool,
-    /// Whether anybody may use the schema of a shard: then what routers need is given to PUBLIC,
+    /// Whether PUBLIC may use the schema of a shard: then what routers need is granted to PUBLIC,
     /// too.
     everybody: bool,
 }
@@ -42,7 +42,7 @@ struct Function {
     definer: bool,
     /// Whether it has the search path that all of them have.
     guarded: bool,
-    /// Whether anybody may call it.
+    /// Whether PUBLIC may call it.
     public: bool,
 }
 
@@ -100,7 +100,7 @@ struct Expected {
     version: i32,
     sql: &'static str,
     body: &'static str,
-    /// Whether everybody may call it, if a migration says so.
+    /// Whether PUBLIC may call it, if a migration contains that.
     public: Option<bool>,
 }
 

@@ -1,9 +1,8 @@
 //! The locks that keep commands apart, on one host.
 //!
-//! Anybody who may connect can take an advisory lock and keep it. So the lock that must stop
-//! another command is a table lock on `pgshard.cluster`, which only the table's owner can take.
-//! Where an advisory lock is in the way, we look whose it is, and ignore it if its role has no
-//! rights here.
+//! Every role that may connect can take an advisory lock and keep it. So the lock that must exclude
+//! another command is a table lock on `pgshard.cluster`, which only the table's owner can take. If
+//! an advisory lock is in the way, it is ignored when the role that holds it has no rights here.
 //!
 //! No lock gives its transaction a number or a snapshot: CREATE INDEX CONCURRENTLY and a new slot
 //! wait for those.
@@ -13,13 +12,13 @@ use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// The first key of the advisory locks of commands: the bytes `pgsh`, which nobody else uses by
-/// accident. The second says for what.
+/// The first key of the advisory locks of commands: the bytes `pgsh`, which no other program uses
+/// by accident. The second is the purpose.
 pub(in crate::schema) const SPACE: i32 = 0x7067_7368;
 
 /// The first key of the locks of migrations that run without a transaction: `migr`. The second is
-/// the shard. Whoever holds it shared keeps the shard from being fenced, without a transaction
-/// number that a slot would wait for.
+/// the shard. A session that holds it shared keeps the shard from being fenced, without a
+/// transaction number that a slot would wait for.
 pub(crate) const MIGRATION: i32 = 0x6d69_6772;
 
 /// The first key of the session locks of movers: `movr`. The second is the first half of the lease.
@@ -45,13 +44,13 @@ const OWN: &str = "LOCK TABLE pgshard.cluster IN SHARE UPDATE EXCLUSIVE MODE NOW
 /// It conflicts with none of these locks.
 pub(in crate::schema) const AT_WORK: &str = "LOCK TABLE pgshard.cluster IN ROW SHARE MODE";
 
-/// An SQL expression: whether a session whose role may act for the owner of the control schema
-/// holds the advisory lock with these keys. While there is no control schema, the role must be one
-/// that may act for the current role.
+/// An SQL expression: whether the advisory lock with these keys is held by a session with a role
+/// that may act for the owner of the control schema. While there is no control schema, the role
+/// must be one that may act for the current role.
 ///
 /// To be evaluated after the attempt to take the lock. A migration takes the lock first and then
-/// looks whether it may go on; so either it is seen here, or it sees what was committed before this
-/// expression was evaluated.
+/// checks whether it may continue; so either it is seen here, or it sees what was committed before
+/// this expression was evaluated.
 pub(crate) fn held(space: &str, key: &str) -> String {
     format!(
         "EXISTS ({} AND l.classid = {space} AND l.objid = {key})",
@@ -96,8 +95,8 @@ pub(in crate::schema) async fn control(
 }
 
 /// Takes the lock of a bootstrap, or of a migration, in a transaction. It also waits for the server
-/// process of one that was killed and whose last statement still runs. False: somebody else has one
-/// of the locks; the transaction stays open then, too.
+/// process of one that was killed and is still running its last statement. False: another session
+/// has one of the locks; the transaction stays open then, too.
 pub(in crate::schema) async fn own(
     client: &Client,
     until: Instant,

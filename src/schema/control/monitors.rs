@@ -130,8 +130,9 @@ fn where_there_is(schema: &str, statements: &[String]) -> String {
     ))
 }
 
-/// An SQL expression: whether a role may not read what a monitor reads of the control schema, whose
-/// row of pg_namespace is `n`. What an older control schema does not have is not lacking.
+/// An SQL expression: whether a role lacks the right to read what a monitor reads of the control
+/// schema; its row of pg_namespace is `n`. What an older control schema does not have is not
+/// lacking.
 fn lacks(role: &str) -> String {
     let mut wanted = Vec::new();
     for (table, columns) in read() {
@@ -235,9 +236,9 @@ pub(in crate::schema) async fn monitors(
     Ok(monitors)
 }
 
-/// Whether the role that asks may watch the host whole: it reads what a monitor reads, and sees
-/// what all sessions do. Without the second, it would take an audit that is under way for one that
-/// has broken off.
+/// Whether the current role may monitor the whole host: it reads what a monitor reads, and sees the
+/// activity of all sessions. Without the second, it would take a running audit for one that has
+/// broken off.
 ///
 /// Locks: none.
 pub(in crate::schema) async fn watches(client: &Client) -> Result<bool, tokio_postgres::Error> {

@@ -1,12 +1,13 @@
-//! The rights that each role needs, and which roles may ask a host where a shard is.
+//! The rights that each role needs, and which roles may look up shards on a host.
 //!
 //! A role with USAGE on the schema of a shard counts as a router's role. The catalogs are the only
-//! record of that. A role that may ask on one host may ask on all others too, so that hosts without
-//! shards also answer it. The roles that only watch are kept apart from those ([`monitors`]).
+//! record of that. A role that may look up shards on one host may do so on all others too, so that
+//! hosts without shards also answer it. Monitoring roles are separate from those ([`monitors`]).
 //!
-//! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence
-//! whose time is over; and to a role that may read `pgshard.control_migration`, what else a monitor
-//! reads. Rights on the tables of shards are given by the application's migrations.
+//! Invariant: on its own initiative, this module gives a role no more than the right to look up
+//! shards, and to remove a fence that has expired; and to a role that may read
+//! `pgshard.control_migration`, what else a monitor reads. Rights on the tables of shards are given
+//! by the application's migrations.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +30,7 @@ pub enum Purpose {
     Router,
     /// Reads rows, through a router.
     Reader,
-    /// Watches: reads what the hosts say of shards and moves, and no row.
+    /// Monitors: reads what the hosts report of shards and moves, and no row.
     Monitor,
 }
 
@@ -37,7 +38,7 @@ pub enum Purpose {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Service {
-    /// A server of one's own, whose administrator is a superuser.
+    /// A self-managed server, which has a superuser as its administrator.
     #[default]
     Plain,
     /// Amazon RDS or Aurora: no role has REPLICATION, but members of `rds_replication` may use
@@ -218,7 +219,7 @@ pub(in crate::schema) const FUNCTIONS: [(&str, &str); 4] = [
     ("migrated", "text"),
 ];
 
-/// Stands for PUBLIC among names of roles. No role can have this name.
+/// Represents PUBLIC among names of roles. No role can have this name.
 const PUBLIC: &str = "public";
 
 /// The statements that give a role what a router needs of the control schema. Running them again
@@ -250,21 +251,21 @@ pub(in crate::schema) fn of_router(role: &str) -> Vec<String> {
 /// The roles of a host's routers, and what they lack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::schema) struct Routers {
-    /// All roles that may use the schema of a shard, or may already ask.
+    /// All roles that may use the schema of a shard, or may already look up shards.
     pub(in crate::schema) all: BTreeSet<String>,
     /// Those of them that lack a right that a router needs.
     pub(in crate::schema) lacking: BTreeSet<String>,
 }
 
 impl Routers {
-    /// The roles that may also ask on other hosts. PUBLIC is left out: its rights on a shard move
-    /// along with the shard.
+    /// The roles that may also look up shards on other hosts. PUBLIC is left out: its rights on a
+    /// shard move along with the shard.
     pub(in crate::schema) fn elsewhere(&self) -> impl Iterator<Item = &String> {
         self.all.iter().filter(|role| *role != PUBLIC)
     }
 }
 
-/// Whose users are asked for.
+/// The kind of users that is read.
 pub(crate) enum Users<'a> {
     /// The schemas of all shards of the host.
     OfShards,
@@ -357,7 +358,7 @@ const ALONE: &str = "LOCK TABLE pgshard.control_migration IN SHARE ROW EXCLUSIVE
 ///
 /// Locks: where a role lacks something, SHARE ROW EXCLUSIVE on pgshard.control_migration until the
 /// end of the transaction, since two at once would alter the same rows of catalogs, and one would
-/// fail; nobody else locks that.
+/// fail; nothing else locks that table.
 pub(crate) async fn admit(
     client: &Client,
     users: Users<'_>,

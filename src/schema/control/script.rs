@@ -23,7 +23,7 @@ const WORDS_MAX: usize = 64;
 /// for a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::schema) struct Unclosed {
-    /// The line it stands in, from 1.
+    /// Its line, from 1.
     pub(in crate::schema) line: usize,
     /// The mark: `'`, `"`, `/*` or `$body$`.
     pub(in crate::schema) mark: String,
@@ -132,7 +132,7 @@ fn token(text: &str, escapes: bool) -> (Option<usize>, Kind<'_>) {
     }
 }
 
-/// What stands at the beginning of a text and is not closed in it.
+/// What is opened at the beginning of a text and not closed in it.
 fn opened(text: &str, line: usize) -> Unclosed {
     let (mark, why) = match text.as_bytes().first() {
         Some(b'/') => ("/*", "opens a comment that is never closed"),
@@ -150,8 +150,8 @@ fn opened(text: &str, line: usize) -> Unclosed {
     }
 }
 
-/// How deep a script is in BEGIN ATOMIC and CASE after this word, by what stands before it and what
-/// the statement begins with.
+/// How deep a script is in BEGIN ATOMIC and CASE after this word, given the word before it and the
+/// beginning of the statement.
 fn nested(depth: usize, word: &str, before: &str, first: &str) -> usize {
     match word {
         "ATOMIC" if depth == 0 && before == "BEGIN" && first == "CREATE" => 1,
@@ -246,7 +246,7 @@ pub(in crate::schema) fn forbidden(statement: &Statement) -> Option<&'static str
                     CONCURRENTLY out",
             )
         }
-        // PostgreSQL takes either word in either direction.
+        // PostgreSQL accepts either word in either direction.
         ["COPY", more @ ..] => more.windows(2).find_map(|two| match two {
             ["FROM", "STDIN" | "STDOUT"] => Some("needs rows from the client: use INSERT"),
             ["TO", "STDIN" | "STDOUT"] => {

@@ -2,7 +2,7 @@
 //! of its functions that are neither text nor privileges.
 //!
 //! Invariant: a table that has lost its rows is created again only if nothing depends on them; and
-//! nothing is dropped that somebody else has created.
+//! nothing is dropped that pgshard has not created.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,7 +86,8 @@ SELECT pg_catalog.json_build_object(
         FROM pg_catalog.pg_proc WHERE pronamespace = n.oid), '{}'))::text
 FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 
-/// Tables whose rows are written again when they are needed, or do not matter after they are gone.
+/// Tables with rows that are written again when they are needed, or do not matter after they are
+/// gone.
 const REMADE: [&str; 3] = ["beacon", "known_host", "mover"];
 
 /// The table that a bootstrap has locked while it repairs others in a session of its own: to alter
@@ -326,7 +327,7 @@ fn of_table(name: &str, made: &Made, there: &Table, owner: &str, found: &mut Vec
         ));
     }
     if there.checks != made.checks.len() {
-        // Their names do not say for certain which of them is which.
+        // Their names do not tell for certain which of them is which.
         let drop = format!(
             "DO $do$ DECLARE r record; BEGIN FOR r IN SELECT conname FROM pg_catalog.pg_constraint
              WHERE conrelid = '{table}'::pg_catalog.regclass AND contype = 'c' LOOP
@@ -590,7 +591,7 @@ fn column(version: i32, sql: &str) -> Item {
             .min();
         rest[..end.unwrap_or(rest.len())].trim().to_owned()
     });
-    // Not the words of a CHECK: `CHECK (a IS NOT NULL)` says nothing of the column.
+    // Not the words of a CHECK: `CHECK (a IS NOT NULL)` does not constrain the column in that way.
     let own = match sql.find("CHECK (") {
         Some(at) => sql.replace(in_parentheses(&sql[at + "CHECK ".len()..]), ""),
         None => sql.to_owned(),
@@ -691,7 +692,7 @@ mod tests {
             assert!(made.key.is_some(), "{name}");
         }
     }
-    /// What is gone is told from what was altered by no text: names in it are anybody's.
+    /// No text distinguishes what is gone from what was altered: names in it are chosen by users.
     #[test]
     fn what_is_gone() {
         let owner = "who is gone".to_owned();

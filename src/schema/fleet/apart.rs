@@ -1,15 +1,15 @@
 //! Makes one new shard file by file, if its files do not go into one transaction.
 //!
 //! Invariant: a shard is served whole or not at all. The last transaction writes its row in
-//! `pgshard.shard`. From the transaction that makes its schema until then, a mark is among the
-//! shard's migrations: a shard with the mark and without a row has served nobody. It is dropped
+//! `pgshard.shard`. From the transaction that creates its schema until then, a mark is among the
+//! shard's migrations: a shard with the mark and without a row has never been served. It is dropped
 //! when a file fails, or by the next bootstrap.
 //!
-//! A bootstrap whose lock is lost with a connection may still be at work when the next one begins.
-//! So the mark names who makes the shard. A file is run, or the row written, only while that mark
-//! is there; and whoever drops a shard locks the mark before looking for the row. Otherwise the
-//! former bootstrap could run a file in the schema that the latter has made again, and insert the
-//! file's rows twice.
+//! A bootstrap that has lost its lock with its connection may still be running when the next one
+//! begins. So the mark contains the ID of the maker. A file is run, or the row written, only while
+//! that mark is there; and before a shard is dropped, the mark is locked and the row looked for.
+//! Otherwise the former bootstrap could run a file in the schema that the latter has created again,
+//! and insert the file's rows twice.
 
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -94,14 +94,14 @@ fn with_mark(verb: &str, lock: &str, (shard, _): Placed, maker: Uuid) -> String 
     )
 }
 
-/// Drops the remains of a shard that was not finished: those of this maker, or of anybody. Does
-/// nothing if there is no such mark, or the shard has a row.
+/// Drops the remains of a shard that was not finished: those of this maker, or of any. Does nothing
+/// if there is no such mark, or the shard has a row.
 ///
-/// Locks: the mark's row, and ACCESS EXCLUSIVE on what is in the schema, which nobody uses.
+/// Locks: the mark's row, and ACCESS EXCLUSIVE on what is in the schema, which is not in use.
 ///
 /// # Errors
-/// When the connection is lost, or somebody uses the schema after all and is in the way for ten
-/// seconds.
+/// When the connection is lost, or another session uses the schema after all and is in the way for
+/// ten seconds.
 pub(in crate::schema) async fn clear(
     client: &Client,
     cluster: &Cluster,

@@ -1,5 +1,5 @@
-//! Makes shards on one connection: many in one transaction and one message, or one alone to find
-//! which statement fails. Nobody knows the shards yet, so there is nobody to wait for.
+//! Creates shards on one connection: many in one transaction and one message, or one alone to find
+//! the statement that fails. The shards are not in use yet, so no application waits for a lock.
 //!
 //! Invariant: a shard is made whole or not at all. Its row in `pgshard.shard` is written by the
 //! transaction that makes its schema, and is written first, so that a second bootstrap stops there.
@@ -121,8 +121,8 @@ pub(in crate::schema) async fn run_alone(
             match apart::clear(client, recipe.cluster, shard.0, Some(maker)).await {
                 Ok(()) => {}
                 Err(error) if client.is_closed() => return Err(error),
-                // The first failure says more. What is left has the mark, and the next bootstrap
-                // drops it.
+                // The first failure is more precise. The remains have the mark, and the next
+                // bootstrap drops them.
                 Err(_) => return Ok(Alone::Failed(failure.fault)),
             }
         }

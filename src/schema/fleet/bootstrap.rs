@@ -2,10 +2,10 @@
 //! with the ID function and the application's migrations.
 //!
 //! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few
-//! connections each. A shard that fails is named and the others go on. A second run does only what
-//! is left.
+//! connections each. A shard that fails is reported and the others continue. A second run does only
+//! what is left.
 //!
-//! Invariant: no shard is created unless every host of the config has been asked, under a lock that
+//! Invariant: no shard is created unless every host of the config has been read, under a lock that
 //! keeps a second bootstrap out of all of them until this one has ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -49,7 +49,7 @@ const BATCH_MAX: usize = 64;
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
 /// How many shards of a host may fail before the first is done; after that the rest is not tried.
-/// It helps nobody if thousands fail for the same reason.
+/// Thousands of failures for the same reason are of no use.
 const FAILURES_MAX: usize = 32;
 
 /// What bootstrap is to do.
@@ -66,9 +66,9 @@ pub struct Request {
     /// are created all the same. One that answers, even with an error, is only believed to hold
     /// none where it is [fenced](Request::fenced) too.
     pub vouched: BTreeSet<HostName>,
-    /// Hosts whose rows are lost for good. What was there is made again, empty, where the map
-    /// places it. Without this, a shard that any host remembers is made nowhere. A host in this set
-    /// that the config does not name is forgotten by the others.
+    /// Hosts with rows that are permanently lost. Their shards are created again, empty, where the
+    /// map places them. Without this, a shard that any host has a record of is not created. A host
+    /// in this set that the config does not name is removed from the others' records.
     pub lost: BTreeSet<HostName>,
     /// Hosts that were fenced off: no application reaches them any more, though they may answer us.
     pub fenced: BTreeSet<HostName>,
@@ -102,7 +102,7 @@ impl Request {
 
 setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, fenced: BTreeSet<HostName>, width: NonZeroUsize);
 
-/// Creates what the hosts lack. A host or shard that fails is in the report; the others go on.
+/// Creates what the hosts lack. A host or shard that fails is in the report; the others continue.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections. A transaction that is under way is committed as a
@@ -203,13 +203,13 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
     })
 }
 
-/// The hosts whose silence is believed, by an operator's word and by how they answer.
+/// The hosts that may be left out, by the operator's flags and by how they answer.
 struct Gone {
     vouched: BTreeSet<HostName>,
     lost: BTreeSet<HostName>,
 }
 
-/// Takes an operator's word only for hosts that read well, that cannot be reached, or that were
+/// Applies the operator's flags only to hosts that read well, that cannot be reached, or that were
 /// fenced off. The fault of each other one becomes [`HostFault::NotGone`].
 fn gone<'a>(
     request: &Request,
@@ -261,7 +261,7 @@ impl Gone {
     }
 }
 
-/// The roles that may use a shard of any of these hosts, or may ask or watch there.
+/// The roles that may use a shard of any of these hosts, or may look up shards or monitor there.
 fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
     let mut roles = Roles::default();
     for control in facts.filter_map(|facts| facts.control.as_ref()) {
@@ -271,10 +271,10 @@ fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
     roles
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, leads
-/// signposts to hosts that are no more to where the shards are, lets
-/// the roles of routers and monitors ask there, and ends the locks. A host with something wrong is
-/// left alone, and its records are ignored.
+/// Brings the records of all hosts up to date, also of those that were not to be written to,
+/// redirects signposts that lead to removed hosts, lets the roles of routers and monitors use the
+/// hosts, and releases the locks. A host with a fault is left as it is, and its records are
+/// ignored.
 async fn settle<'a>(
     request: &Request,
     lost: &BTreeSet<HostName>,
@@ -341,8 +341,8 @@ async fn settle<'a>(
 
 /// Writes a host's record in the transaction that holds its lock.
 ///
-/// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock.
-/// Whoever claims a shard locks that of its target for a statement.
+/// Locks: the rows of pgshard.known_host, which are only written under bootstrap's lock. A move
+/// that claims a shard locks that of its target for one statement.
 pub(in crate::schema) async fn write_record(
     session: &Connection,
     record: &Record,

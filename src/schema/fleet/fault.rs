@@ -23,7 +23,7 @@ pub enum ShardFault {
     /// A host has given the shard away.
     #[error("{host} says that it has moved to {} (epoch {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
     Moved {
-        /// The host that says so: this one, or another.
+        /// The host with that record: this one, or another.
         host: HostName,
         /// Where it went.
         peer: Option<HostName>,
@@ -41,7 +41,7 @@ pub enum ShardFault {
     /// A move is at work, so the shard's tables may not change.
     #[error("a move away from here is at work, and migrations wait for it{}", told(.0))]
     Moving(Option<OpenMove>),
-    /// Some host's word is missing. A shard that it serves would get an empty second copy.
+    /// A host could not be read. A shard that it serves would get an empty second copy.
     #[error("{} could not be asked whether it serves it", names(hosts))]
     Unread {
         /// The hosts that could not be read.
@@ -61,8 +61,8 @@ pub enum ShardFault {
         /// Whether the config names the host where it was.
         named: bool,
     },
-    /// Hosts that others know and the config does not name, so that nobody has asked them. A shard
-    /// that they serve would get an empty second copy.
+    /// Hosts that others have a record of and the config does not name, so that they were not read.
+    /// A shard that they serve would get an empty second copy.
     #[error(
         "{} could not be asked whether it serves it: other hosts know it, and the config does not \
             name it",
@@ -72,7 +72,7 @@ pub enum ShardFault {
         /// The hosts that the config does not name.
         hosts: Vec<HostName>,
     },
-    /// No host says that it serves the shard.
+    /// No host serves the shard.
     #[error(
         "no host says that it serves it{}",
         reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
@@ -124,7 +124,7 @@ pub enum ShardFault {
         /// The server's words.
         words: String,
     },
-    /// Somebody was in the way each time: mostly, a lock was not granted in time.
+    /// Another session was in the way each time: mostly, a lock was not granted in time.
     #[error("busy, tried {tries} times in {seconds} s: {words}{}",
             holder.as_ref().map(|holder| format!("; {holder}")).unwrap_or_default())]
     Busy {
@@ -300,7 +300,7 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
-    /// It was said to be empty, or its rows to be lost, and it answers: it may serve shards.
+    /// It was declared empty, or its rows lost, and it answers: it may serve shards.
     #[error("it is not gone: {reason}")]
     NotGone {
         /// In which state it is.
@@ -313,7 +313,7 @@ pub enum HostFault {
     NotOwner {
         /// The role that owns it.
         owner: String,
-        /// The role that asked.
+        /// The role that was used.
         role: String,
     },
     /// Another bootstrap or migration is at work on it.
@@ -352,7 +352,7 @@ pub enum HostFault {
         /// The server's words.
         words: String,
     },
-    /// It is not as the config says, or rights are missing: every reason.
+    /// It does not match the config, or rights are missing: every reason.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Refusal>),
     /// The control schema could not be installed.
@@ -361,8 +361,8 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
-    /// The remains of a shard that an earlier bootstrap made, which serves nobody, cannot be
-    /// dropped.
+    /// The remains of a shard that an earlier bootstrap was creating, which is not served, cannot
+    /// be dropped.
     #[error("the remains of shard {shard} from an earlier bootstrap cannot be dropped: {reason}")]
     Unfinished {
         /// The shard.
@@ -370,7 +370,7 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
-    /// The connection was lost meanwhile. What was done before stays, unless the server crashed.
+    /// The connection was lost. What was done before is kept, unless the server crashed.
     #[error("the connection was lost: {reason}")]
     Lost {
         /// Why, with the causes.
@@ -379,7 +379,7 @@ pub enum HostFault {
 }
 
 impl HostFault {
-    /// Why a host that did not say what it has is left alone.
+    /// Why a host that could not be read is left as it is.
     pub(in crate::schema) fn unread(error: &FactsError) -> HostFault {
         match error {
             FactsError::NotOwner { owner, role } => HostFault::NotOwner {

@@ -24,11 +24,11 @@ use crate::shard::ShardId;
 pub struct Lost {
     /// The shards.
     pub shards: Vec<ShardId>,
-    /// A host that says so.
+    /// A host with a record of it.
     pub by: HostName,
 }
 
-/// The shards that were last on this host and are nowhere now, by what the others say. Pure.
+/// The shards that were last on this host and are nowhere now, by the records of the others. Pure.
 pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
     Known::of_survey(survey)
         .lost_on(host)
@@ -42,8 +42,8 @@ pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
 /// lead there to where the shards are. Under the lock of bootstraps and migrations. A host that has
 /// a shard, or is getting one, is not forgotten: [`HostFault::HasShards`].
 ///
-/// The hosts that could not be told, each with the reason. Then none was told, unless a connection
-/// was lost at the very end.
+/// The hosts that could not be changed, each with the reason. Then none was changed, unless a
+/// connection was lost at the very end.
 ///
 /// # Cancel safety
 /// Each host's record is written in one transaction; call it again for the rest.
@@ -80,7 +80,7 @@ pub fn forget<'a>(
         if !faults.is_empty() {
             return Err(faults);
         }
-        // Whoever asked has looked before, and a move may have come since.
+        // The caller has checked before, and a move may have started since.
         let here = shards_on(gone, &good);
         if !here.is_empty() {
             return Err(vec![(gone.clone(), HostFault::HasShards(here))]);
@@ -153,7 +153,7 @@ async fn claimed_meanwhile(
             }
         };
         for row in &rows {
-            // Never taken for no claim: whoever cannot be read may have one.
+            // Never counted as no claim: a host that cannot be read may have one.
             let shard = row.try_get::<_, i32>(0).map_err(|error| chain(&error));
             match shard
                 .and_then(|shard| ShardId::try_from(shard).map_err(|error| error.to_string()))
@@ -173,9 +173,9 @@ async fn claimed_meanwhile(
     }
 }
 
-/// The shards that a host has or is getting: by its own word, or, if it is not among those that
-/// were read, by that of the others. A move that has only just claimed its shards is known to their
-/// sources alone.
+/// The shards that a host has or is getting: by its own rows, or, if it is not among those that
+/// were read, by those of the others. A move that has only just claimed its shards is known to
+/// their sources alone.
 fn shards_on(host: &HostName, read: &[(&HostName, Connection, HostFacts)]) -> Vec<ShardId> {
     let own = read
         .iter()

@@ -35,14 +35,14 @@ pub enum ControlError {
     /// Another installation has held the lock for ten seconds.
     #[error("another process has been installing the control schema for ten seconds")]
     Busy,
-    /// Somebody has held a lock on a table of the control schema for five seconds.
+    /// Another session has held a lock on a table of the control schema for five seconds.
     #[error(
         "cannot {doing}, while somebody holds a lock on its tables, as pg_dump does until it ends"
     )]
     Locked {
         /// What was being done.
         doing: &'static str,
-        /// What the server says.
+        /// The server's message.
         #[source]
         source: tokio_postgres::Error,
     },
@@ -51,7 +51,7 @@ pub enum ControlError {
     Sql {
         /// What was being done.
         doing: &'static str,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         #[source]
         source: tokio_postgres::Error,
     },
@@ -62,7 +62,7 @@ pub enum ControlError {
 /// they wait for each other, and the second finds nothing to do.
 ///
 /// # Errors
-/// When the host recorded another cluster or another name than the config says, when rights are
+/// When the host recorded another cluster or another name than the config has, when rights are
 /// missing, and when a statement fails. Nothing was written then.
 ///
 /// # Cancel safety
@@ -75,8 +75,8 @@ pub async fn install(
     install_for(client, cluster, host, &Roles::default()).await
 }
 
-/// [`install`], and lets these roles ask there, as well as those that may use a shard of the host.
-/// In one transaction: what was PUBLIC's once is a router's at every moment.
+/// As [`install`], and lets these roles look up shards, as well as those that may use a shard of
+/// the host. In one transaction: what was PUBLIC's once is a router's at every moment.
 pub(in crate::schema) async fn install_for(
     client: &mut Client,
     cluster: &Cluster,
@@ -101,8 +101,8 @@ pub(in crate::schema) async fn install_for(
         .await
         .map_err(ControlError::Facts)?;
     let mut versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
-    // What is made now belongs to the owner of the rest, whoever makes it. Steps and repairs alter
-    // tables that routers and movers use: they must not queue behind it for long.
+    // What is created now belongs to the owner of the rest, whichever role creates it. Steps and
+    // repairs alter tables that routers and movers use: they must not queue behind it for long.
     let as_owner =
         "SELECT pg_catalog.set_config('role', pg_catalog.pg_get_userbyid(nspowner), true)
         FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'";

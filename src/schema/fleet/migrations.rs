@@ -7,9 +7,9 @@
 //! The search path is empty while they run, so a table without `{shard}.` before its name is an
 //! error, never a table in `public`.
 //!
-//! Comments before the first statement can say how a file runs. `-- pgshard: no-transaction` is for
-//! a single statement such as CREATE INDEX CONCURRENTLY. `-- pgshard: once-per-host` is for a file
-//! that runs not in shards, but once in each host's database, before its shards.
+//! Comments before the first statement can define how a file runs. `-- pgshard: no-transaction` is
+//! for a single statement such as CREATE INDEX CONCURRENTLY. `-- pgshard: once-per-host` is for a
+//! file that runs not in shards, but once in each host's database, before its shards.
 //!
 //! Invariant: a file that some shard has run does not change, and no file is inserted before it.
 
@@ -39,7 +39,7 @@ pub(in crate::schema) enum Kind {
     /// In every shard, in a transaction.
     Shard,
     /// In every shard, without one. `quickly` is the same in a transaction, for an empty shard that
-    /// nobody knows.
+    /// is not in use yet.
     NoTransaction {
         repeatable: Repeatable,
         quickly: Template,
@@ -120,7 +120,7 @@ pub enum MigrationMistake {
     Directive {
         /// The file.
         file: String,
-        /// What it says.
+        /// The text.
         said: String,
     },
     /// A file without a transaction that has more than one statement.
@@ -254,8 +254,8 @@ impl Migrations {
         }
     }
 
-    /// The same, and where there are mistakes, the files without one: for what only says which
-    /// shards have which.
+    /// The same, and where there are mistakes, the files without one: for code that only compares
+    /// which shards have which.
     pub fn read_what_can_be(folder: &Path) -> (Migrations, Option<MigrationsError>) {
         let (texts, mut mistakes) = match texts(folder) {
             Ok(read) => read,
@@ -402,8 +402,8 @@ impl Migration {
         self.template.render_shard(schema, shard)
     }
 
-    /// The SQL for a shard that is being made, in its transaction: nobody waits, so nothing needs
-    /// to be concurrent.
+    /// The SQL for a shard that is being created, in its transaction: no application waits, so
+    /// nothing needs to be concurrent.
     pub(in crate::schema) fn render_for_new(&self, schema: &str, shard: ShardId) -> String {
         match &self.kind {
             Kind::NoTransaction { quickly, .. } => quickly.render_shard(schema, shard),
@@ -436,7 +436,7 @@ impl Migration {
         &self.sql
     }
 
-    /// `no-transaction` or `once-per-host`, where the file says so.
+    /// `no-transaction` or `once-per-host`, if the file has it.
     pub fn directive(&self) -> Option<&'static str> {
         match self.kind {
             Kind::Shard => None,
@@ -676,7 +676,7 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
             continue;
         }
         if !file.ends_with(".sql") || file.starts_with(char::is_whitespace) {
-            // In quotes, or nobody would see a space at its end.
+            // In quotes, so that a space at its end is visible.
             mistakes.push(MigrationMistake::Name {
                 file: format!("{file:?}"),
             });

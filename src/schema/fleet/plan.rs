@@ -1,10 +1,10 @@
-//! Decides what bootstrap has to do on a host, from what all hosts say. Pure.
+//! Decides what bootstrap has to do on a host, from the facts of all hosts. Pure.
 //!
 //! Invariant: a shard is created only where the map puts it, only if it never moved (epoch 1), if
-//! no host knows anything about it (no row in any state, no move that brings it), if every host of
-//! the config has been asked, and if no schema has its name. An empty second copy of a shard would
-//! take writes that belong to the first. A shard that anybody remembers is created again only if
-//! somebody says that what was on its host is lost for good.
+//! no host has a record of it (no row in any state, no move that brings it), if every host of the
+//! config has been read, and if no schema has its name. An empty second copy of a shard would take
+//! writes that belong to the first. A shard that any host has a record of is created again only if
+//! an operator declares that its host's rows are permanently lost.
 //!
 //! The reasons: a map can be stale, edited by hand, or from a backup. A row `moved` shows that the
 //! shard exists; a host that is down may have it; a shard with a later epoch was somewhere. A host
@@ -62,15 +62,15 @@ pub(in crate::schema) struct HostPlan {
     pub(in crate::schema) refused: BTreeMap<ShardId, ShardFault>,
 }
 
-/// What the hosts know about the shards, whatever the map says.
+/// What the hosts know about the shards, independent of the map.
 pub(in crate::schema) struct Knowledge<'a> {
     by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Said<'a>)>>,
-    /// The hosts that could not be asked and were not vouched for.
+    /// The hosts that could not be read and were not declared empty.
     unread: Vec<HostName>,
     /// The hosts that others know and the config does not name.
     absent: Vec<HostName>,
     known: Known<'a>,
-    /// Hosts whose rows are lost for good, by an operator's word.
+    /// Hosts with rows that are permanently lost, as an operator has declared.
     lost: &'a BTreeSet<HostName>,
     /// Whether a shard or a host has run what the folder does not have.
     drifted: bool,
@@ -82,7 +82,7 @@ enum Said<'a> {
 }
 
 impl<'a> Knowledge<'a> {
-    /// Gathers what the hosts that could be read say.
+    /// Gathers the facts of the hosts that could be read.
     pub(in crate::schema) fn of(
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
         vouched: &BTreeSet<HostName>,
@@ -106,7 +106,7 @@ impl<'a> Knowledge<'a> {
         };
         for (host, facts) in hosts {
             let Some(facts) = facts else {
-                // If a host had shards, nobody can say that it certainly has none.
+                // If a host had shards, it cannot be declared to have none.
                 let vouched = vouched.contains(host) && !knowledge.known.had_shards(host);
                 if !vouched && !lost.contains(host) {
                     knowledge.unread.push(host.clone());
@@ -191,7 +191,8 @@ impl<'a> Knowledge<'a> {
         if let Some(fault) = self.owner_besides(shard, here) {
             return Some(fault);
         }
-        // A move that brings the shard says more than the row `moved` of the host that it left.
+        // A move that brings the shard is more precise than the row `moved` of the host that it
+        // left.
         let known = self.by_shard.get(&shard).into_iter().flatten();
         let fault = known.map(|(host, known)| match known {
             Said::Incoming(source) => ShardFault::Arriving {
@@ -224,8 +225,8 @@ impl<'a> Knowledge<'a> {
         (!absent.is_empty()).then_some(ShardFault::Absent { hosts: absent })
     }
 
-    /// The epoch with which a shard is created. It is later than what anybody remembers about it,
-    /// so that it is not taken for the lost one again.
+    /// The epoch with which a shard is created. It is later than any record of it, so that the new
+    /// shard is not mistaken for the lost one.
     fn first_epoch(&self, shard: ShardId, in_map: ShardEpoch) -> ShardEpoch {
         self.known
             .lost(shard)
@@ -356,8 +357,8 @@ pub(in crate::schema) fn plan(
     Ok(plan)
 }
 
-/// The damage of the control schema that bootstrap can repair. What is to be done by hand is
-/// `check`'s to say.
+/// The damage of the control schema that bootstrap can repair. `check` reports what is to be done
+/// by hand.
 fn mendable(control: &ControlFacts) -> Vec<Damage> {
     let of_tables = control
         .shape

@@ -31,8 +31,8 @@ pub(in crate::schema) type Placed = (ShardId, ShardEpoch);
 pub(in crate::schema) const LOCAL: &str =
     "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
-/// `BEGIN`, and the lock that tells of the work, also of one whose client has gone away in the
-/// middle of a message.
+/// `BEGIN`, and the lock that shows that work is going on, also that of a client that has
+/// disconnected in the middle of a message.
 pub(in crate::schema) fn begin_work() -> String {
     format!("BEGIN; {LOCAL} {};\n", lock::AT_WORK)
 }

@@ -62,10 +62,10 @@ pub(in crate::schema) fn redirects<'a>(
     found
 }
 
-/// Leads signposts of a host to where their shards are. Those that were changed meanwhile
-/// stay as they are.
+/// Redirects signposts of a host to where their shards are. Those that have changed since are not
+/// touched.
 ///
-/// Locks: as pgshard.redirect says, until the caller's transaction ends.
+/// Locks: as documented at pgshard.redirect, until the caller's transaction ends.
 ///
 /// # Errors
 /// When a statement fails.

@@ -68,11 +68,11 @@ pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Send + Sync);
 pub struct Report {
     /// By host.
     pub hosts: BTreeMap<HostName, HostReport>,
-    /// For a migration: the shards that no host says it serves, so that nothing was run in them.
+    /// For a migration: the shards that no host serves, so that nothing was run in them.
     pub unserved: BTreeMap<ShardId, ShardFault>,
-    /// Of bootstrap: the hosts that were said to be lost, and that neither the request nor a host
-    /// that answers knows. They are no failure: a bootstrap before this one may have had them
-    /// forgotten.
+    /// For a bootstrap: the hosts that were declared lost, and that neither the request nor a host
+    /// that answers knows. They are no failure: an earlier bootstrap may have removed them from the
+    /// records.
     pub unheard: BTreeSet<HostName>,
 }
 
@@ -94,8 +94,8 @@ pub struct HostReport {
     /// The shards that lack something still, and got a part of it: files before the one that failed
     /// are committed.
     pub begun: BTreeSet<ShardId>,
-    /// The roles that may ask here from now on where shards are: those that may use a shard's
-    /// schema; and those that may watch.
+    /// The roles that may look up shards here from now on: those that may use a shard's schema; and
+    /// those that may monitor.
     pub admitted: BTreeSet<String>,
     /// Why the host was left as it was, or half done.
     pub fault: Option<HostFault>,

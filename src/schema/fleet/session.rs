@@ -66,9 +66,9 @@ macro_rules! undo {
 pub(in crate::schema) const RESET: &str = concat!(undo!(), settings!());
 
 /// Undoes everything that may be left in a session: advisory locks too. It does all that DISCARD
-/// ALL does, except that the plans of functions stay, which the server makes anew where they have
-/// become wrong: otherwise each shard would pay for planning pgshard.hold_for_migration. Within a
-/// transaction it says nothing of that one's own properties.
+/// ALL does, except that the plans of functions are kept, which the server replaces if they have
+/// become invalid: otherwise each shard would pay for planning pgshard.hold_for_migration. Within a
+/// transaction it does not change that one's own properties.
 pub(in crate::schema) const CLEAN: &str = concat!(
     undo!(),
     "SELECT pg_catalog.pg_advisory_unlock_all(); ",
@@ -88,7 +88,7 @@ pub(in crate::schema) async fn open(
     Ok(session)
 }
 
-/// Undoes what somebody has left in the session.
+/// Undoes what earlier statements have left in the session.
 ///
 /// # Errors
 /// When the connection is lost.
@@ -118,11 +118,11 @@ pub(in crate::schema) async fn lock(session: Connection) -> Result<Connection, H
     }
 }
 
-/// What the host says, read on the session that holds its lock. It waits for a lock
-/// no longer than for another bootstrap. The way back to the savepoint gives
-/// up the locks of what was read, for which an ALTER TABLE of the work would wait for ever. It also
-/// closes the cursor that the last query has left open in the transaction: with that snapshot,
-/// CREATE INDEX CONCURRENTLY would wait for the end of our own transaction.
+/// Reads the facts of a host on the session that holds its lock. It waits for a lock no longer than
+/// for another bootstrap. The rollback to the savepoint releases the locks of what was read, for
+/// which an ALTER TABLE of the work would otherwise wait for ever. It also closes the cursor that
+/// the last query has left open in the transaction: with that snapshot, CREATE INDEX CONCURRENTLY
+/// would wait for the end of our own transaction.
 pub(in crate::schema) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
     let lost = |source| FactsError::Query {
         what: "server",

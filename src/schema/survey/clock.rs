@@ -22,8 +22,8 @@ const NOW: &str =
     "SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8";
 
 /// The sequences are found by name, for which pg_class has an index. Shards without the sequences,
-/// or whose sequences may not be read, are left out. CASE is needed because a signpost has views of
-/// these names, and the server may check the privilege before it looks at the kind.
+/// or with sequences that may not be read, are left out. CASE is needed because a signpost has
+/// views of these names, and the server may check the privilege before it looks at the kind.
 const IDS: &str = "
 SELECT s.shard, ((pg_catalog.pg_sequence_last_value(t.oid) + \
 pg_catalog.pg_sequence_last_value(o.oid)) >> 10)

@@ -1,5 +1,4 @@
-//! What a host says about itself and its shards. The reading of it is in
-//! [`survey`](mod@crate::schema::survey).
+//! What is read of a host and its shards. The reading is in [`survey`](mod@crate::schema::survey).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,15 +16,15 @@ use crate::schema::control::rights::Routers;
 use crate::schema::control::shape::{Gone, Shape};
 use crate::shard::ShardId;
 
-/// What every host that was asked says.
+/// The facts of every host that was read.
 pub type Survey = BTreeMap<HostName, Result<HostFacts, FactsError>>;
 
-/// What one host says.
+/// The facts of one host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostFacts {
-    /// The server and the role that asked.
+    /// The server and the role that was used.
     pub server: ServerFacts,
-    /// The schemas whose names end in four digits, as shards' do.
+    /// The schemas with names that end in four digits, as shards' do.
     pub schemas: BTreeSet<String>,
     /// Objects that only moves create.
     pub of_moves: OfMoves,
@@ -33,7 +32,7 @@ pub struct HostFacts {
     pub settings: BTreeMap<String, String>,
     /// What the control schema holds; `None` where there is none, that is, before bootstrap.
     pub control: Option<ControlFacts>,
-    /// The clocks; `None` where they were not asked for, see
+    /// The clocks; `None` unless they were requested, see
     /// [`survey_with_clocks`](super::survey_with_clocks).
     pub clock: Option<ClockFacts>,
 }
@@ -43,11 +42,11 @@ pub struct HostFacts {
 pub struct OfMoves {
     /// Schemas like `shard_0007__left_e1`.
     pub schemas: BTreeSet<String>,
-    /// Replication slots of this database whose names begin with `pgshard_`.
+    /// Replication slots of this database with names that begin with `pgshard_`.
     pub slots: Vec<String>,
     /// Those of them that the server has invalidated.
     pub lost_slots: Vec<String>,
-    /// Publications whose names begin with `pgshard_`.
+    /// Publications with names that begin with `pgshard_`.
     pub publications: Vec<String>,
     /// The slot of those that keeps VACUUM from the most rows of the catalogs.
     pub catalog_slot: Option<String>,
@@ -58,31 +57,30 @@ pub struct OfMoves {
     pub live_catalog_rows: u64,
 }
 
-/// What a host says of its clock.
+/// A host's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockFacts {
-    /// How far it is ahead of the clock of the machine that asked, in milliseconds; negative when
-    /// it is behind.
+    /// How far it is ahead of the clock of the machine that runs the survey, in milliseconds;
+    /// negative when it is behind.
     pub ahead_ms: i64,
     /// The error of that in milliseconds, at most: half a round trip.
     pub within_ms: i64,
-    /// The host's time when it was asked.
+    /// The host's time when it was read.
     pub now: Timestamp,
     /// The shards that the host owns, with the milliseconds by which their IDs are ahead of the
     /// host's clock; negative, as is usual, if they are behind.
     pub ids_ahead_ms: BTreeMap<ShardId, i64>,
-    /// The shards that the host owns and whose sequences of IDs have never been called: they make
-    /// no ID.
+    /// The shards that the host owns and in which the sequences of IDs have never been called: they
+    /// make no ID.
     pub ids_unset: BTreeSet<ShardId>,
 }
 
-/// The server, and the rights of the role that asked; or of the owner, where who asked only
-/// watches.
+/// The server, and the rights of the role that was used; or of the owner, if the role is a monitor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerFacts {
     /// `server_version_num`: 150004 is 15.4.
     pub version: i32,
-    /// The role that asked.
+    /// The role that was used.
     pub role: String,
     /// The database.
     pub database: String,
@@ -104,7 +102,7 @@ pub struct ServerFacts {
     pub lock_slots: i64,
     /// Whether no commit ends, because too few synchronous standbys stream.
     pub commits_wait: bool,
-    /// The role that asked, if it only watches. What is said of a role is then said of the control
+    /// The role that was used, if it is a monitor. The rights are then those of the control
     /// schema's owner.
     pub watcher: Option<String>,
 }
@@ -114,7 +112,7 @@ pub struct ServerFacts {
 pub struct ControlFacts {
     /// The control migrations that were run, by version.
     pub migrations: Vec<RecordedControl>,
-    /// What was recorded about the cluster; `None` only if somebody has emptied the table.
+    /// What was recorded about the cluster; `None` only if the table was emptied by hand.
     pub cluster: Option<RecordedCluster>,
     /// The shards that are here, or were.
     pub shards: BTreeMap<ShardId, ShardRow>,
@@ -137,7 +135,7 @@ pub struct ControlFacts {
     pub lost_ways: BTreeMap<ShardId, String>,
     /// The shards that left and can be taken back.
     pub open_ways: BTreeMap<ShardId, OpenWay>,
-    /// The shards whose old copies are kept, and whose moves may not have brought everything.
+    /// The shards with old copies that are kept, from moves that may not have copied everything.
     pub audits: Vec<KeptAudit>,
     /// What moves have created here and must be dropped some day.
     pub ledger: Vec<LedgerRow>,
@@ -179,7 +177,7 @@ impl ControlFacts {
     }
 }
 
-/// The shards of a host whose schemas contain the same, written as `table photos`.
+/// The shards of a host with schemas that contain the same, written as `table photos`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MadeSet {
     /// What there is.
@@ -212,7 +210,7 @@ pub struct OpenMove {
     pub target: HostName,
     /// Host and process of its mover, at work or not.
     pub holder: String,
-    /// Since when somebody works on it, by the host's clock; `None`: nobody renews its lease.
+    /// Since when a mover works on it, by the host's clock; `None`: its lease is not renewed.
     pub since: Option<Timestamp>,
 }
 
@@ -284,8 +282,8 @@ pub struct ShardRow {
     pub peer: Option<HostName>,
     /// The move that fenced it or took it away.
     pub move_id: Option<Uuid>,
-    /// How long the fence still stands, in milliseconds by the host's clock; negative if its mover
-    /// is late.
+    /// How long the fence is still valid, in milliseconds by the host's clock; negative if its
+    /// mover is late.
     pub fence_left_ms: Option<f64>,
     /// How long ago the shard was last fenced, un-fenced or opened, in milliseconds.
     pub fence_ago_ms: Option<f64>,
@@ -322,7 +320,7 @@ pub struct AppliedSet {
     pub shards: Vec<ShardId>,
 }
 
-/// A shard that left, whose move was not audited, or differs.
+/// A shard that left in a move that was not audited, or differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptAudit {
     /// The shard.
@@ -366,7 +364,7 @@ impl FactsError {
     }
 }
 
-/// Why it is unknown what a host says.
+/// The error when the facts of a host cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FactsError {
@@ -377,12 +375,12 @@ pub enum FactsError {
         #[source]
         source: ConnectError,
     },
-    /// The control schema belongs to another role, and who asked may not watch either.
+    /// The control schema belongs to another role, and the role that was used is no monitor either.
     #[error("its control schema belongs to the role {owner}, not to {role}")]
     NotOwner {
         /// The role that owns it.
         owner: String,
-        /// The role that asked.
+        /// The role that was used.
         role: String,
     },
     /// A query failed.
@@ -390,7 +388,7 @@ pub enum FactsError {
     Query {
         /// `server`, `control schema`, `clock`, `catalogs` or `rows`.
         what: &'static str,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         #[source]
         source: tokio_postgres::Error,
     },

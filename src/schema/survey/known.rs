@@ -1,12 +1,12 @@
 //! What the hosts know about each other: which hosts there are, and where each shard was last.
 //! Pure.
 //!
-//! A host that has lost its database cannot say what was there, and one that the config does not
-//! name is not asked. The others say it for them, by their records (`pgshard.known_host`) and by
-//! the rows of the shards that they have given away. Of two statements about a shard, the one with
-//! the later epoch counts.
+//! A host that has lost its database cannot report what was there, and one that the config does not
+//! name is not read. The others do it for them, by their records (`pgshard.known_host`) and by the
+//! rows of the shards that they have given away. Of two records about a shard, the one with the
+//! later epoch counts.
 //!
-//! Invariant: a record contains what hosts said about themselves, never what a map says.
+//! Invariant: a record contains what hosts reported about themselves, never the content of a map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub(in crate::schema) struct Last<'a> {
     pub(in crate::schema) host: &'a HostName,
     /// Since which epoch.
     pub(in crate::schema) epoch: ShardEpoch,
-    /// A host that says so.
+    /// A host with a record of it.
     pub(in crate::schema) by: &'a HostName,
 }
 
@@ -39,7 +39,7 @@ pub(in crate::schema) struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// From the hosts of the config: what each says, or nothing if it was not asked.
+    /// From the hosts of the config: the facts of each, or none if it was not read.
     pub(in crate::schema) fn of(
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
     ) -> Known<'a> {
@@ -102,7 +102,7 @@ impl<'a> Known<'a> {
     }
 
     fn note(&mut self, shard: ShardId, said: Last<'a>) {
-        // The word of another host is preferred to that of the host itself, which has lost the
+        // The record of another host is preferred to that of the host itself, which has lost the
         // shard.
         let rank = |last: &Last<'_>| (last.epoch, last.by != last.host);
         let known = self.last.entry(shard).or_insert(said);
@@ -142,7 +142,7 @@ impl<'a> Known<'a> {
         self.hosts.contains_key(host)
     }
 
-    /// Whether any host's record says that this one had shards.
+    /// Whether any host's record contains shards of this one.
     pub(in crate::schema) fn had_shards(&self, host: &HostName) -> bool {
         self.last.values().any(|last| last.host == host)
     }
@@ -164,14 +164,15 @@ impl<'a> Known<'a> {
     }
 }
 
-/// What every host should have in its record: what these say now, and what their records say about
-/// shards that nobody has. `forgotten` are hosts that no record may contain any longer.
+/// What every host should have in its record: the present state of these hosts, and what their
+/// records contain about shards that no host has. `forgotten` are hosts that no record may contain
+/// any longer.
 pub(in crate::schema) fn record<'a>(
     said: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>,
     forgotten: &BTreeSet<HostName>,
 ) -> Record {
     let mut hosts: BTreeSet<&HostName> = BTreeSet::new();
-    // At the same epoch, an owner's own word counts more than what another has heard.
+    // At the same epoch, an owner's own row takes precedence over another host's record.
     let mut last: BTreeMap<ShardId, (ShardEpoch, bool, &HostName)> = BTreeMap::new();
     let mut note = |shard: ShardId, said: (ShardEpoch, bool, &'a HostName)| {
         let known = last.entry(shard).or_insert(said);

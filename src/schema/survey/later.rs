@@ -19,8 +19,8 @@ use crate::shard::{ShardCount, ShardId};
 /// Where the leases of movers are.
 const MOVERS: &str = "pgshard.mover";
 
-/// In the place of [`MOVERS`] where that table is gone: `bootstrap` makes it anew, so the rest must
-/// be readable without it.
+/// Replaces [`MOVERS`] if that table is gone: `bootstrap` creates it again, so the rest must be
+/// readable without it.
 const NO_MOVERS: &str =
     "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since)";
 

@@ -1,9 +1,9 @@
 //! What a shard's schema should contain and does not: tables, views, sequences and functions, by
 //! their names. Pure.
 //!
-//! Nobody records what a migration makes, and a file can contain anything. But shards that have run
-//! the same migrations contain the same: what nearly all have and one does not have is gone. What
-//! pgshard's own migrations make is known.
+//! There is no record of what a migration creates, and a file can contain anything. But shards that
+//! have run the same migrations contain the same: an object that nearly all have and one does not
+//! have is gone. What pgshard's own migrations create is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::map::HostName;
 use crate::schema::control::{RecordedMigration, own};
 use crate::shard::ShardId;
 
-/// With fewer shards nobody can say what is usual.
+/// With fewer shards it is not clear what is usual.
 const SHARDS_MIN: usize = 4;
 
 /// The most objects that are named.

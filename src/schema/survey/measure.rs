@@ -9,7 +9,7 @@ use crate::shard::ShardId;
 /// The measure of one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measure {
-    /// Its tables with their indexes and TOAST, in bytes on disk, as exactly as [`Sizes`] says.
+    /// Its tables with their indexes and TOAST, in bytes on disk, as exactly as [`Sizes`] requires.
     pub bytes: u64,
     /// Rows inserted, updated and deleted since the host's statistics began, or since the shard
     /// came: a counter, of which two readings give a rate. The server records it up to a second
@@ -39,7 +39,7 @@ const ESTIMATED: &str = "CASE WHEN c.reltuples < 0 THEN pg_catalog.pg_total_rela
 
 /// Measures the shards that a host owns.
 ///
-/// Locks: ACCESS SHARE on each table while its files are measured. If somebody holds ACCESS
+/// Locks: ACCESS SHARE on each table while its files are measured. If another session holds ACCESS
 /// EXCLUSIVE on one, it waits five seconds at most.
 ///
 /// # Errors

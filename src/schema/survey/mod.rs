@@ -49,8 +49,8 @@ pub(crate) use status::COMMITS_WAIT;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};
 pub use streams::{Slot, StreamReader, Streams, streams};
 
-/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs
-/// no rights there. If there is a control schema, the role must own it.
+/// Reads the facts of the host behind a connection. Works on a host that was never bootstrapped,
+/// and needs no rights there. If there is a control schema, the role must own it.
 ///
 /// # Errors
 /// When the control schema belongs to another role, when a query fails, or when the control schema
@@ -62,8 +62,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     facts_for(client, Who::Owner).await
 }
 
-/// What a host says over this connection to a role that may only watch: as [`survey`](fn@survey)
-/// has it.
+/// Reads the facts of a host with a role that may only monitor, as [`survey`](fn@survey) does.
 ///
 /// # Errors
 /// As [`host_facts`].
@@ -88,8 +87,8 @@ pub async fn watched_facts_with_clocks(client: &Client) -> Result<HostFacts, Fac
     Ok(facts)
 }
 
-/// Asks many hosts at the same time, each over a connection of its own. The role may be one that
-/// only watches.
+/// Reads many hosts at the same time, each over a connection of its own. The role may be one that
+/// only monitors.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
@@ -109,7 +108,7 @@ pub fn survey_with_clocks(
     survey_of(hosts.into_iter().collect(), Clocks::Asked)
 }
 
-/// Whether hosts are asked for their clocks, which takes several round trips more.
+/// Whether the hosts' clocks are read, which takes several more round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clocks {
     Asked,
@@ -151,7 +150,7 @@ fn ask(
 /// seconds at most for a locked control table.
 async fn in_one_snapshot(client: &Client) -> Result<HostFacts, FactsError> {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL lock_timeout = '5s'";
-    // Some services do not provide what is asked for, which would end the transaction.
+    // Some services do not provide this, and the error would end the transaction.
     let waits = client
         .query_one(&format!("SELECT {COMMITS_WAIT}"), &[])
         .await;
@@ -178,10 +177,10 @@ async fn in_one_snapshot(client: &Client) -> Result<HostFacts, FactsError> {
     }
 }
 
-/// How often a control schema is read that changes meanwhile.
+/// How often a control schema is read that changes during the reading.
 const READS_MAX: u32 = 3;
 
-/// Who may ask a host.
+/// The roles that may survey a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     /// A role that acts for the owner of the control schema: it is going to write.

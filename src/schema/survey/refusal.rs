@@ -190,7 +190,7 @@ impl Refusal {
         }
     }
 
-    /// Whether the host is another than the config says, or of another cluster.
+    /// Whether the host is not the one in the config, or belongs to another cluster.
     pub fn is_of_another_host(&self) -> bool {
         match self {
             Refusal::Shards { .. }

@@ -1,5 +1,5 @@
-//! What a server says of itself, of the role that asks, and of the schemas that are there. It needs
-//! no rights, and no control schema.
+//! Reads the server, the current role, and the schemas that exist. It needs no rights, and no
+//! control schema.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::answer::unreadable;
 use crate::pg::decoding::{CAN_DECODE, may_replicate};
 use crate::schema::survey::facts::{FactsError, OfMoves, ServerFacts};
 
-/// What a server says.
+/// The state of a server.
 pub(super) struct Answer {
     pub(super) server: ServerFacts,
     pub(super) schemas: BTreeSet<String>,
@@ -22,7 +22,7 @@ pub(super) struct Answer {
 
 /// What shows of a control schema before anything in it is read.
 pub(super) struct Control {
-    /// Who owns it and who asks, where that one may not act for the owner.
+    /// The owner and the current role, if that one may not act for the owner.
     pub(super) foreign: Option<Foreign>,
     /// Whether it has a table for what the host knows of others, as from version 6 on.
     pub(super) has_record: bool,
@@ -34,8 +34,8 @@ pub(super) struct Foreign {
     pub(super) role: String,
 }
 
-/// Rights are those of the control schema's owner, where who asks may not act for that one: `about`
-/// is the role that they are said of.
+/// Rights are those of the control schema's owner if the current role may not act for that one:
+/// `about` is the role that has them.
 fn sql() -> String {
     format!(
         "{SERVER},
@@ -100,7 +100,7 @@ SELECT current_setting('server_version_num')::int4 AS version, current_user::tex
                WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE') AS public_may_create,
        about.rolname::text AS role";
 
-/// Asks a server. Locks: none.
+/// Reads a server. Locks: none.
 pub(super) async fn read(client: &Client) -> Result<Answer, FactsError> {
     let row = client.query_one(&sql(), &[]).await.map_err(failed)?;
     let owner: Option<String> = get(&row, "owner")?;

@@ -1,4 +1,4 @@
-//! What the control schema says of the shards, their moves and their migrations.
+//! Reads the control schema's rows about the shards, their moves and their migrations.
 //!
 //! Invariant: everything about the shards comes from one statement, so from one snapshot. With two
 //! statements, a shard that opens in between would seem to be nowhere, or in two places.
@@ -19,12 +19,12 @@ use crate::schema::survey::facts::{
 };
 use crate::shard::ShardId;
 
-/// Where audits are. Of the whole row a monitor may not ask.
+/// The source of audits. A monitor may not read the whole row.
 const AUDITED: &str = "pgshard.move";
 
-/// In the place of [`AUDITED`] in a control schema of a version before 4: what version 4 will note
-/// of the moves that it finds there. Where somebody has dropped the columns, nothing is known of
-/// any audit, and that is a damage.
+/// Replaces [`AUDITED`] in a control schema of a version before 4: what version 4 will record of
+/// the moves that it finds there. If the columns were dropped by hand, nothing is known of any
+/// audit, which is reported as damage.
 const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase,
         CASE mode WHEN 'blocking' THEN 'audited' END AS audit, NULL::jsonb AS audit_found
     FROM pgshard.move WHERE NOT EXISTS (SELECT FROM pgshard.control_migration WHERE version >= 4))";
@@ -150,7 +150,7 @@ type RawShard = (
 type RawIncoming = (ShardId, Uuid, String, i32, bool);
 type RawAudit = (ShardId, Uuid, String, Option<String>, RawFound);
 
-/// Reads the snapshot. Locks: none that anybody waits for.
+/// Reads the snapshot. Locks: none that another session waits for.
 pub(super) async fn read(client: &Client, shape: &Shape) -> Result<ControlFacts, FactsError> {
     let audited = if shape.has_column("move", "audit_found") {
         AUDITED
@@ -284,7 +284,7 @@ fn epoch(shard: ShardId, epoch: i32) -> Result<ShardEpoch, FactsError> {
 mod tests {
     use super::*;
 
-    /// What is told of a kept shard whose audit the journal has like this.
+    /// The report about a kept shard with this audit in the journal.
     fn told(audit: &str) -> KeptAudit {
         let json = format!(
             r#"{{"audits": [[7, "00000000-0000-0000-0000-000000000000", "db2", {audit}]]}}"#

@@ -10,8 +10,8 @@ use crate::pg::decoding::CAN_DECODE;
 use crate::pg::state::is_not_provided;
 
 /// Whether commits wait for standbys that are not there, as an SQL expression: fewer stream than
-/// `synchronous_standby_names` asks for. A role that may not see which of them are synchronous
-/// takes each for one.
+/// `synchronous_standby_names` requires. A role that may not see which of them are synchronous
+/// counts each of them.
 pub(crate) const COMMITS_WAIT: &str = r"
     (pg_catalog.current_setting('synchronous_standby_names') <> ''
     AND pg_catalog.current_setting('synchronous_commit') <> 'local'

@@ -1,5 +1,5 @@
-//! Who reads a host's WAL, and what is kept for them: every slot and every standby, whoever made
-//! them.
+//! The readers of a host's WAL, and what is kept for them: every slot and every standby, whichever
+//! program created them.
 
 use tokio_postgres::{Client, Error, Row};
 
@@ -33,7 +33,7 @@ pub struct Slot {
     pub behind: Option<u64>,
 }
 
-/// Somebody who streams. Of the names and the lag, a role without `pg_monitor` sees only its own.
+/// A client that streams. Of the names and the lag, a role without `pg_monitor` sees only its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamReader {
     /// Its `application_name`.

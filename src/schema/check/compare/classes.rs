@@ -17,7 +17,7 @@ pub(super) type Values<'a> = (Subject, Vec<Value<'a>>);
 #[derive(Debug)]
 pub(super) struct Value<'a> {
     pub(super) shards: Vec<ShardId>,
-    /// Two shards that stand for all: what is compared as text is compared with both.
+    /// Two shards that represent all: what is compared as text is compared with both.
     samples: Vec<(ShardId, &'a Subject, Option<&'a str>)>,
 }
 
@@ -30,9 +30,9 @@ impl Value<'_> {
             .unwrap_or_default()
     }
 
-    /// Whether the values are equal, but that each of the shards has its own number where the other
-    /// has its own. Two samples tell a number that the shards have in common from one that each has
-    /// for itself.
+    /// Whether the values are equal, except that each of the shards has its own number where the
+    /// other has its own. Two samples distinguish a number that the shards have in common from one
+    /// that each has for itself.
     fn is_alike(&self, other: &Value<'_>) -> bool {
         self.samples.iter().all(|(of_a, _, a)| {
             other.samples.iter().all(|(of_b, _, b)| {
@@ -170,13 +170,13 @@ fn values<'a>(properties: &[OnHost<'a>]) -> Vec<Value<'a>> {
                 }
             });
         left = others;
-        // A shard whose own number is in a value that only a few agree in may have what most have.
+        // A shard with its own number in a value that only a few agree in may have what most have.
         // It is not judged by the others.
         let mut apart = Vec::new();
         if !by_number && !values.is_empty() {
             (apart, same) = same.into_iter().partition(|member| member.own.is_some());
         }
-        // A shard whose own number is not in the value shows best what all have.
+        // A shard without its own number in the value shows best what all have.
         same.sort_by_key(|member| {
             (
                 !by_number && member.own.is_some(),

@@ -1,7 +1,7 @@
 //! Compares the shards' definitions with each other: one query on each host that digests all of
 //! them, however many shards there are, and one for the texts of what differs.
 //!
-//! Shards with the same definition form a group. For each group but the largest, the findings say
+//! Shards with the same definition form a group. For each group but the largest, the findings list
 //! how it differs from that one.
 //!
 //! Invariant: what belongs to one shard alone is no difference: its schema's name, and its number
@@ -26,7 +26,7 @@ pub use read::definitions;
 /// The most differences of a group that are named.
 const SAID_MAX: usize = 12;
 
-/// Reports shards whose definition differs from most, and hosts that could not be asked.
+/// Reports shards with a definition that differs from most, and hosts that could not be read.
 pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (host, definitions) in survey {
@@ -171,8 +171,8 @@ mod tests {
     use super::*;
     use crate::schema::tables::{host, shard};
 
-    /// Values of properties of shards, and what is said of them. Digests and texts are made as the
-    /// queries make them.
+    /// Values of properties of shards, and the findings about them. Digests and texts are made as
+    /// the queries make them.
     pub(in crate::schema) fn definitions(properties: &[(&str, &str, &str, &[u16])]) -> Definitions {
         let mut made = Definitions::default();
         for (object, name, value, shards) in properties {

@@ -17,7 +17,7 @@ use crate::shard::ShardId;
 const LOCKS: &str = include_str!("locks.sql");
 const LENT: &str =
     "WITH lent AS MATERIALIZED (SELECT shard_id, table_name, former FROM pgshard.lent_identity)";
-/// On a host whose control schema is older.
+/// For a host with an older control schema.
 const NOTHING_LENT: &str = "WITH lent AS (SELECT 0 AS shard_id, ''::pg_catalog.text AS table_name, \
     ''::pg_catalog.text AS former LIMIT 0)";
 const DIGESTS: &str = concat!(include_str!("definitions.sql"), include_str!("digests.sql"));
@@ -86,7 +86,7 @@ fn definitions_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, 
         let mut read: Vec<(HostName, Result<Reading, String>)> =
             join_all(hosts.into_iter().map(ask)).await;
         // What is wanted depends on which hosts have answered: without one that is lost now, other
-        // shards stand for all.
+        // shards represent all.
         let mut lost = true;
         while lost {
             let digests: Vec<&Definitions> = read

@@ -62,10 +62,10 @@ pub(super) enum FilledBy {
 /// Why a table is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// It belongs to this role, which could run what it likes as whoever reads it.
+    /// It belongs to this role, which could run any code as the role that reads it.
     OfAnother(String),
     /// Policies hide rows of it from the config's role.
     Hidden,
-    /// The server refuses a statement: somebody has locked it, or its shard has left meanwhile.
+    /// The server refuses a statement: another session has locked it, or its shard has left.
     Refused(String),
 }

@@ -31,8 +31,8 @@ pub struct Contents {
     pub largest: BTreeMap<ShardId, i64>,
 }
 
-/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, or whose key
-/// columns are named, on all hosts at the same time. `on_shard` is called after each shard.
+/// Reads every row of the tables with IDs from `next_id()` or a sequence, or with configured key
+/// columns, on all hosts at the same time. `on_shard` is called after each shard.
 ///
 /// # Cancel safety
 /// Only reads.

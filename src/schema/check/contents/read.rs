@@ -18,11 +18,11 @@ use crate::shard::{KeyKind, ShardCount, ShardId};
 const COLUMNS: &str = include_str!("columns.sql");
 const KEYS: &str = include_str!("keys.sql");
 
-/// Shards whose columns are asked for at once: each partition takes a lock until the end of the
-/// query.
+/// The number of shards in one query about columns: each partition takes a lock until the end of
+/// the query.
 const SHARDS_AT_ONCE: usize = 16;
 
-/// Stands in the place of a table's name where the names of a shard's tables could not be read.
+/// Replaces a table's name where the names of a shard's tables could not be read.
 const TABLES: &str = "what its tables have";
 
 /// 8 MiB at the usual block size.
@@ -89,7 +89,7 @@ pub(super) fn read<'a>(
         let client = session::open(&shelf.connect, "pgshard rows")
             .await
             .map_err(|fault| fault.to_string())?;
-        // If somebody locks a table for longer, that is reported, not waited for.
+        // If a table is locked for longer, that is reported, not waited for.
         client
             .batch_execute("SET lock_timeout = '10s'; SET row_security = off")
             .await
@@ -129,7 +129,7 @@ pub(super) fn read<'a>(
                     on_shard();
                     continue;
                 }
-                // Somebody has locked a partition, say. Only its shard is not read.
+                // Another session has locked a partition, for example. Only its shard is not read.
                 (Err(_), several) => {
                     several.chunks(1).rev().for_each(|one| left.push_front(one));
                     continue;
@@ -269,8 +269,8 @@ fn shard_of(name: &str, kind: KeyKind, shards: ShardCount) -> String {
     }
 }
 
-/// The columns of a table, or one that says why it is not read. Only an error of the connection
-/// ends more than this table.
+/// The columns of a table, or one with the reason why it is not read. Only an error of the
+/// connection ends more than this table.
 async fn of_table(
     client: &Connection,
     wanted: &[Wanted],
@@ -340,7 +340,7 @@ fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
 }
 
 /// Reads all rows of a table, this many blocks at a time. Rows that are added behind the last block
-/// meanwhile are not read.
+/// during that time are not read.
 async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec<Seen>, String> {
     let mut seen = vec![Seen::default(); columns.len()];
     let mut selected = String::new();
@@ -421,7 +421,7 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
     Ok(seen)
 }
 
-/// How many blocks a table has. It is asked for each table alone, since it waits for a lock.
+/// How many blocks a table has. It is read for each table alone, since it waits for a lock.
 async fn blocks(client: &Connection, table: &str) -> Result<i64, String> {
     const BLOCKS: &str = "SELECT pg_catalog.pg_relation_size($1::text::pg_catalog.regclass)
         / pg_catalog.current_setting('block_size')::int8";
@@ -435,8 +435,8 @@ async fn blocks(client: &Connection, table: &str) -> Result<i64, String> {
         .map_err(failed)
 }
 
-/// Compares what was seen with what the generator says. The generator is asked afterwards, so
-/// whatever it gave out meanwhile is below its answer.
+/// Compares the rows that were read with the state of the generator. The generator is read
+/// afterwards, so whatever it gave out in between is below that state.
 async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Column, String> {
     let filled_by = match &wanted.fill {
         Fill::Key(..) => FilledBy::Key(seen.example.map(|example| (seen.foreign, example))),

@@ -87,7 +87,7 @@ enum After {
     /// It goes back on this host's list, after a pause. When the patience is over, it is given up
     /// for this reason.
     Later(BackfillFault),
-    /// It goes on the list of the host that it has moved to.
+    /// It is put on the list of the host that it has moved to.
     Gone(HostName),
     Left(BackfillFault),
 }
@@ -211,7 +211,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Works on one shard, until it is done or cannot go on here.
+    /// Works on one shard, until it is done or cannot be continued here.
     async fn shard(
         &self,
         host: &HostName,

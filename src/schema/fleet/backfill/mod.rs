@@ -3,8 +3,8 @@
 //!
 //! Each range is a short transaction, which also writes the record of the progress; it has as many
 //! rows as fit in the time that a range should take. It waits when standbys fall behind, and keeps
-//! to a rate. If a shard moves meanwhile, the work goes on at its new host; if one fails, it is
-//! named, and the others go on. A second run does only what is left.
+//! to a rate. If a shard moves during the backfill, the work continues at its new host; if one
+//! fails, it is reported, and the others continue. A second run does only what is left.
 //!
 //! Invariant: each range is run once. If the statement was edited after its beginning, it is not
 //! run.
@@ -143,7 +143,7 @@ async fn read_settled(
     }
 }
 
-/// How often the hosts are asked when a shard is between two hosts, and the pause after each time.
+/// How often the hosts are read when a shard is between two hosts, and the pause after each time.
 const SETTLES: usize = 5;
 const SETTLE: Duration = Duration::from_millis(200);
 

@@ -16,7 +16,7 @@ use crate::schema::survey::host_facts;
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 
-/// One statement asks this many shards.
+/// The number of shards that one statement reads.
 const SHARDS_A_STATEMENT: usize = 100;
 
 /// How often a host is read again when shards move away during the reading.
@@ -42,7 +42,7 @@ pub struct Progress {
     pub finished: bool,
 }
 
-/// What a host says of the backfills of its shards.
+/// The progress of the backfills in the shards of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostProgress {
@@ -87,7 +87,7 @@ async fn read_in(
     }
 }
 
-/// Asks all hosts how far backfills are, at the same time.
+/// Reads the progress of backfills from all hosts, at the same time.
 ///
 /// # Cancel safety
 /// Only reads.
@@ -176,7 +176,7 @@ async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::
         }
     }
     // The journal is on the source, but the table would be created on the target. So what this host
-    // says about a shard counts for another host's shard.
+    // has recorded about a shard counts for another host's shard.
     let sql = "SELECT b.shard_id, b.move_id FROM pgshard.back b JOIN pgshard.move m USING \
         (move_id, shard_id)
         WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'";

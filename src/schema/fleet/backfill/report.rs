@@ -12,10 +12,10 @@ use crate::shard::ShardId;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackfillFault {
-    /// No host that answers says that it serves the shard.
+    /// No host that answers serves the shard.
     #[error("no host says that it serves it{}", asked(silent))]
     Unserved {
-        /// The hosts that could not be asked.
+        /// The hosts that could not be read.
         silent: Vec<String>,
     },
     /// It moved to a host that is not in the config.
@@ -66,7 +66,7 @@ pub enum BackfillFault {
     },
 }
 
-/// Which hosts could not be asked, where there are some.
+/// The hosts that could not be read, if there are any.
 fn asked(silent: &[String]) -> String {
     if silent.is_empty() {
         String::new()
@@ -169,7 +169,7 @@ pub enum Event<'a> {
         /// How far the slowest is behind.
         bytes: u64,
     },
-    /// A host has standbys whose lag the role is not allowed to see.
+    /// A host has standbys with a lag that the role is not allowed to see.
     LagHidden {
         /// The host.
         host: &'a HostName,
@@ -217,7 +217,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every shard that was asked for is finished.
+    /// Whether every requested shard is finished.
     pub fn is_complete(&self) -> bool {
         self.left.is_empty()
     }

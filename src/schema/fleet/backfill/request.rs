@@ -1,4 +1,4 @@
-//! What a backfill is asked to do.
+//! The request of a backfill: what to run, where, and how fast.
 
 use std::collections::BTreeSet;
 use std::num::{NonZeroU64, NonZeroUsize};

@@ -134,7 +134,7 @@ impl OnShard<'_> {
     /// the row of the record; whatever the statement takes.
     ///
     /// # Errors
-    /// When the connection is lost. Whether the range was run, the record says.
+    /// When the connection is lost. The record shows whether the range was run.
     pub(super) async fn step(&self, client: &Connection, key: &Key, keys: i64) -> Answer {
         self.whole(client, self.range(client, key, keys).await)
             .await
@@ -176,7 +176,7 @@ impl OnShard<'_> {
 
     /// Begins a transaction and holds the shard until its end, so a fence waits or is noticed.
     /// False: the shard is not served here. Rows that a policy hides from the role are an error, so
-    /// that none is left out without a word.
+    /// that none is left out silently.
     async fn hold(&self, client: &Connection) -> Result<bool, tokio_postgres::Error> {
         let sql = format!(
             "BEGIN; SET LOCAL lock_timeout = '{}ms'; SET LOCAL statement_timeout = '{}ms';
@@ -235,8 +235,8 @@ impl OnShard<'_> {
         Ok(Step::Started(key))
     }
 
-    /// Why nothing is recorded in the table of the progress, if somebody else has made it: its
-    /// triggers would run as us. Nobody can put another one in the place of our own.
+    /// The reason for not using the table of the progress, if another role has created it: its
+    /// triggers would run as our role. No other role can replace our own table.
     async fn foreign_table(
         &self,
         client: &Connection,

@@ -14,8 +14,8 @@ const NAME_MAX: usize = 63;
 
 /// A statement that is run in every shard, over a table in ranges of its key.
 ///
-/// `{low}` and `{high}` stand for the first and the last key of a range, both inclusive; `{shard}`
-/// for the shard's schema, `{shard_id}` for its number.
+/// `{low}` and `{high}` are the first and the last key of a range, both inclusive; `{shard}` is the
+/// shard's schema, `{shard_id}` its number.
 ///
 /// ```
 /// use pgshard::schema::backfill::Backfill;
@@ -85,8 +85,8 @@ pub enum BackfillMistake {
 }
 
 impl Backfill {
-    /// A backfill from its name, its statement, the table whose keys make the ranges, and the
-    /// column of the key; without one, the first column of the primary key.
+    /// A backfill from its name, its statement, the table with the keys that make the ranges, and
+    /// the column of the key; without one, the first column of the primary key.
     ///
     /// # Errors
     /// When the text is not a single statement over a range of keys in a shard.
@@ -158,7 +158,7 @@ impl Backfill {
         &self.name
     }
 
-    /// The table whose keys make the ranges.
+    /// The table with the keys that make the ranges.
     pub fn table(&self) -> &str {
         &self.table
     }

@@ -54,7 +54,7 @@ pub(super) struct Throttle {
     seen: Mutex<Option<(Instant, Lag)>>,
 }
 
-/// What a host says of its standbys, and of other receivers of its WAL.
+/// The state of a host's standbys, and of other receivers of its WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lag {
     /// How far the slowest is behind, in bytes.

@@ -1,7 +1,7 @@
 //! The work on one host: a queue of shards, and a few connections that take from it.
 //!
 //! A shard that is busy goes back into the queue with a growing pause, so that others come first,
-//! and nobody queues up behind us again at once.
+//! and the application's statements do not queue up behind us again at once.
 //!
 //! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is
 //! bounded.
@@ -32,7 +32,7 @@ use crate::schema::survey::open_move;
 use crate::shard::ShardId;
 
 /// How many shards of a host may fail before the first is done; after that the rest is not tried.
-/// It helps nobody if thousands fail for the same reason.
+/// Thousands of failures for the same reason are of no use.
 const FAILURES_MAX: usize = 32;
 
 /// The pause before a busy shard is tried again: the minimum, doubled each time, up to the maximum.

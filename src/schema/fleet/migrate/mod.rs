@@ -3,7 +3,7 @@
 //! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their
 //! once-per-host migrations, the shards of the canary, the rest. Each shard has transactions of its
 //! own and waits for a lock only briefly; if it does not get it, others come first. A shard that
-//! fails is named and the others go on. A second run does only what is left.
+//! fails is reported and the others continue. A second run does only what is left.
 //!
 //! Invariant: nothing is run if a file was edited, removed or inserted before one that has run; a
 //! shard that a move has claimed is left alone until the move has ended; and a migration is
@@ -43,7 +43,7 @@ pub use request::{Canary, Pace, Request, Which};
 pub use resolve::{HostResolving, Resolution, ResolveError, Resolving, plan_resolving, resolve};
 
 /// Runs the migrations that the shards lack. A host or shard that fails is in the report, and the
-/// others go on. The report also has every shard of the cluster that no host says it serves.
+/// others continue. The report also has every shard of the cluster that no host serves.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections. A transaction that is under way is committed as a
@@ -101,7 +101,7 @@ pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a
         run(&works, &plan, request.canary).await;
         report.unserved = unserved(request, &survey);
         if !report.unserved.is_empty() {
-            // A shard that was opened meanwhile, and lacks nothing, is not reported.
+            // A shard that was opened in the meantime, and lacks nothing, is not reported.
             let again = survey_again(&sessions).await;
             let (plan, still) = (self::plan(request, &again), unserved(request, &again));
             let lacks = |shard: &ShardId| plan.hosts.values().any(|host| host.lacks(*shard));
@@ -131,8 +131,8 @@ pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a
     })
 }
 
-/// Lets the roles ask that a file has let use a shard, and those watch that lack something of it,
-/// and makes what was done last.
+/// Lets roles look up shards if a file has given them the use of a shard, and monitors read what
+/// they lack, and makes the last commits durable.
 async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), HostFault> {
     let admitted = rights::admit_all(session, &Roles::default()).await;
     of_host.admitted = admitted.map_err(|error| HostFault::Lost {
@@ -145,8 +145,8 @@ async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), Ho
     }
 }
 
-/// The hosts' sessions, what each host says, and why others say nothing. Hosts that are written to
-/// are locked by their sessions.
+/// The hosts' sessions, the facts of each host, and why others could not be read. Hosts that are
+/// written to are locked by their sessions.
 struct Held {
     sessions: BTreeMap<HostName, Connection>,
     survey: Survey,
@@ -193,7 +193,7 @@ async fn hold(request: &Request) -> Held {
     held
 }
 
-/// What the hosts say now.
+/// The facts of the hosts now.
 async fn survey_again(sessions: &BTreeMap<HostName, Connection>) -> Survey {
     join_all(
         sessions

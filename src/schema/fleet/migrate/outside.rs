@@ -1,16 +1,16 @@
 //! A migration of one shard that runs outside transactions: CREATE INDEX CONCURRENTLY and the like.
 //!
-//! A second connection holds the shard meanwhile, and commits the record. Before the statement the
-//! attempt is recorded, so that the next run after a crash knows that an index of the name, valid
-//! or not, is ours.
+//! A second connection holds the shard during that time, and commits the record. Before the
+//! statement the attempt is recorded, so that the next run after a crash knows that an index of the
+//! name, valid or not, is ours.
 //!
 //! The connection that holds the shard has neither a snapshot nor a transaction number. CREATE
 //! INDEX CONCURRENTLY would wait for the snapshot. The slot of an online move, for any shard of the
 //! host, would wait for the transaction number, while the index waits for the slot.
 //!
-//! Invariant: an index that is not ours is neither dropped nor taken as done, and neither is one
-//! taken as done that another text of the file has begun. No invalid index stays if we can help it.
-//! While a server still works for a client that is gone, nobody starts again.
+//! Invariant: an index that is not ours is neither dropped nor counted as done, and neither is one
+//! that another text of the file has begun. No invalid index is left if it can be avoided. While a
+//! server still works for a client that has disconnected, no second attempt starts.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) struct Alone<'a> {
     pub(super) step: &'a Step,
     /// For the shard's row.
     pub(super) lock_timeout: Duration,
-    /// For the statement: nobody waits behind it, but it waits for others' transactions.
+    /// For the statement: no session waits behind it, but it waits for others' transactions.
     pub(super) patience: Duration,
 }
 
@@ -52,8 +52,8 @@ impl Alone<'_> {
     /// Runs the step on `client`, while `guard` holds the shard.
     ///
     /// Locks: the guard holds [`MIGRATION`] of the shard, shared, to the end, and a fence tries
-    /// again meanwhile; SHARE UPDATE EXCLUSIVE on the table, behind which no reader or writer
-    /// waits.
+    /// again during that time; SHARE UPDATE EXCLUSIVE on the table, behind which no reader or
+    /// writer waits.
     ///
     /// # Errors
     /// When a connection is lost. The next run finds the attempt.
@@ -74,9 +74,9 @@ impl Alone<'_> {
             }
         }
         settle(client).await?;
-        // The server's process holds this lock for as long as it runs the statement, even if nobody
-        // waits for its end any longer. It is tried, not waited for: none of ours has it alone, and
-        // a stranger who does must not hold up the work.
+        // The server's process holds this lock for as long as it runs the statement, even if its
+        // client has disconnected. It is tried, not waited for: pgshard never takes it exclusively,
+        // and another program that does must not delay the work.
         let work = format!(
             "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_try_advisory_lock_shared({SPACE}, \
                 {WORK})",

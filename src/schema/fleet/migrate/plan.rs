@@ -1,7 +1,7 @@
-//! Decides what to run where, from what all hosts say. Pure.
+//! Decides what to run where, from the facts of all hosts. Pure.
 //!
 //! Invariant: if any of the requested shards or hosts has run what the folder does not have,
-//! nothing is run anywhere. The hosts, not the map, say which shards there are.
+//! nothing is run anywhere. The set of shards comes from the hosts, not from the map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -131,7 +131,7 @@ impl HostPlan {
     }
 }
 
-/// What is to be run where, by what the hosts say.
+/// What is to be run where, by the facts of the hosts.
 pub fn plan(request: &Request, survey: &Survey) -> Plan {
     let mut plan = Plan::default();
     let known = Known::of(
@@ -268,8 +268,8 @@ pub(super) fn standing_back(
     later.map(|(host, epoch)| ShardFault::ServedElsewhere { host, epoch })
 }
 
-/// The requested shards that no host says it serves, so that nothing is run in them. If only some
-/// hosts, or only failed shards, were requested, there are none.
+/// The requested shards that no host serves, so that nothing is run in them. If only some hosts, or
+/// only failed shards, were requested, there are none.
 pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, ShardFault> {
     if !request.only_hosts.is_empty() || request.which == Which::Failed {
         return BTreeMap::new();

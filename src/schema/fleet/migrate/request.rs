@@ -1,4 +1,4 @@
-//! What a migration is asked to do.
+//! The request of a migration: what to run, where, and how fast.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -120,4 +120,9 @@ impl Default for Pace {
     }
 }
 
-setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Duration, patience: Duration);
+setters!(
+    Pace: width: NonZeroUsize,
+    width_in_all: NonZeroUsize,
+    lock_timeout: Duration,
+    patience: Duration,
+);

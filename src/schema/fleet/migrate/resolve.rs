@@ -1,5 +1,5 @@
-//! An operator's word about a migration whose record does not match its file: that it was done by
-//! hand, that what ran is as good as the text of the edited file, or that what it had done is gone.
+//! An operator's decision about a migration with a record that does not match its file: that it was
+//! done by hand, that what ran is equivalent to the edited file, or that its effect is gone.
 //!
 //! Invariant: only records are written, and none where the operator cannot be right: where a shard
 //! lacks an earlier migration, has run another text, or has run a later one, or where the index
@@ -29,10 +29,10 @@ use crate::schema::survey::facts::{ControlFacts, Survey};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 
-/// What the operator says about a migration.
+/// The operator's decision about a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// Somebody has done by hand what it does: it counts as run, and does not run.
+    /// It was done by hand: it counts as run, and does not run.
     Applied,
     /// It ran with another text than its file has now, and the result is as good: it counts as run
     /// with this text.
@@ -71,7 +71,7 @@ pub struct Resolving {
 pub struct HostResolving {
     /// Whether it is the host's own record of a migration that runs once per host.
     pub once: bool,
-    /// The shards whose record is written.
+    /// The shards in which the record is written.
     pub shards: BTreeSet<ShardId>,
     /// How many shards have the record already, or have not run the migration and will run its file
     /// as it is now.
@@ -90,7 +90,7 @@ enum Verdict {
     Wrong(String),
 }
 
-/// What would be recorded where, by what the hosts say. Pure.
+/// What would be recorded where, by the facts of the hosts. Pure.
 ///
 /// # Errors
 /// When there is no such file, or when it cannot be true for a requested shard or host.
@@ -131,7 +131,7 @@ pub fn plan_resolving(
     }
 }
 
-/// Records it. A host or shard that fails is in the report; the others go on.
+/// Records it. A host or shard that fails is in the report; the others continue.
 ///
 /// # Errors
 /// As [`plan_resolving`]; nothing is written then.

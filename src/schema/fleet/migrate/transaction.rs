@@ -1,6 +1,6 @@
 //! Migrations of one shard in one transaction.
 //!
-//! Invariant: what was done and its record are one commit, and nobody waits behind us for longer
+//! Invariant: the work and its record are one commit, and no statement waits behind us for longer
 //! than the lock timeout.
 
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::shard::ShardId;
 pub(in crate::schema) enum Outcome {
     /// They are done and recorded.
     Done,
-    /// They were rolled back for a temporary reason: mostly, somebody holds a lock.
+    /// They were rolled back for a temporary reason: mostly, another session holds a lock.
     Again(ShardFault),
     /// They were rolled back, but may succeed one by one.
     Apart(ShardFault),
@@ -33,9 +33,9 @@ pub(in crate::schema) enum Outcome {
 /// few.
 const AHEAD_MAX: usize = 30;
 
-/// Runs the steps and writes their record, by this statement, in one transaction. Once that stands,
-/// in a session that is clean, and holds the shard, the rest is sent before the first answer: a
-/// failure aborts the transaction, what follows is refused, and the COMMIT at the end rolls back.
+/// Runs the steps and writes their record, by this statement, in one transaction. Once that is
+/// open, in a session that is clean, and holds the shard, the rest is sent before the first answer:
+/// a failure aborts the transaction, what follows is refused, and the COMMIT at the end rolls back.
 ///
 /// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout
 /// at most.
@@ -57,7 +57,7 @@ pub(in crate::schema) async fn run(
         "{BEGIN}; {CLEAN}{local}{}; SELECT pgshard.hold_for_migration({shard})",
         lock::AT_WORK
     );
-    // Its answer is waited for: had the BEGIN itself failed (somebody cancels it, a file has left a
+    // Its answer is waited for: had the BEGIN itself failed (it was cancelled, or a file has left a
     // timeout), each file would commit alone.
     if let Err(error) = client.batch_execute(&hold).await {
         if client.is_closed() || error.as_db_error().is_none() {
@@ -94,7 +94,7 @@ pub(in crate::schema) async fn run(
         return Ok(Outcome::Done);
     }
     // The driver's own error is the connection's end, or an answer that it did not expect, as to a
-    // COPY. After the latter the server's word counts, which may be that all is committed.
+    // COPY. After the latter the server's answer counts, which may be that all is committed.
     let refused = errors
         .iter()
         .position(|(_, error)| error.as_db_error().is_some());
