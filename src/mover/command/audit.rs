@@ -1,4 +1,4 @@
-//! The late audit: of kept shards whose move ended without one.
+//! The late audit: of kept shards from a move that ended without one.
 
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;

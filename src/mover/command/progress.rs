@@ -1,6 +1,6 @@
 //! How far a move is, seen from outside: from any machine, whether its mover is alive or not.
 //!
-//! Invariant: it only reads, and takes no lock that anybody waits for.
+//! Invariant: it only reads, and takes no lock that another session waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,14 +28,14 @@ pub struct Progress {
     pub streams: Vec<StreamProgress>,
     /// What its targets keep for the reverse replications of kept shards.
     pub reverse_streams: Vec<StreamProgress>,
-    /// The hosts that could not be asked.
+    /// The hosts that could not be read.
     pub unknown: Vec<(HostName, Error)>,
 }
 
 /// One shard of it.
 #[derive(Clone, Debug)]
 pub struct ShardProgress {
-    /// What the journal says.
+    /// The journal's entry.
     pub entry: Entry,
     /// Online: how much of its rows is at the target.
     pub chunks: Chunks,
@@ -68,7 +68,7 @@ pub struct StreamProgress {
     pub source: HostName,
     /// The slot. Publication and slot have the same name.
     pub slot: String,
-    /// The walsender that is read from, if somebody reads.
+    /// The walsender that serves a reader, if there is one.
     pub pid: Option<i32>,
     /// `reserved`, `extended`, `unreserved` or `lost`; `None` if the slot does not exist, yet or
     /// any longer.
@@ -77,7 +77,8 @@ pub struct StreamProgress {
     pub kept: u64,
     /// WAL that the target has not received, in bytes.
     pub lag_bytes: u64,
-    /// The age of what the target received last; `None` if nobody reads, or nothing is missing.
+    /// The age of what the target received last; `None` if there is no reader, or nothing is
+    /// missing.
     pub lag: Option<Duration>,
     /// The transactions that the creation of the slot waits for.
     pub blockers: Vec<String>,
@@ -86,7 +87,7 @@ pub struct StreamProgress {
 /// For how many shards the locks are read each time: each costs a query.
 const LOCKS_MAX: usize = 16;
 
-/// A younger transaction will have ended before anybody has read about it.
+/// A younger transaction will have ended before an operator has read about it.
 const MOMENT_S: f64 = 0.5;
 
 /// Reads how far a move is.
@@ -127,7 +128,7 @@ pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, 
     for (host, of_host) in &mut targets {
         match chunks(context, host, id).await {
             Ok(found) => *of_host = found,
-            // Its own line says so already, unless it went away just now.
+            // Its own line reports that already, unless it disappeared just now.
             Err(error) if !progress.unknown.iter().any(|(silent, _)| silent == host) => {
                 progress.unknown.push((host.clone(), error));
             }
@@ -181,8 +182,8 @@ pub(crate) async fn reverse_streams(
         .collect()
 }
 
-/// Marks the reverse replications whose slots are gone or invalidated as lost. The journal says so
-/// only once a command has looked that may write.
+/// Marks the reverse replications with slots that are gone or invalidated as lost. The journal is
+/// updated only by a command that may write.
 pub(crate) async fn mark_lost(context: &Context, entries: &mut [Entry]) {
     let mut slots: ByHost<BTreeSet<String>> = BTreeMap::new();
     for entry in entries.iter() {

@@ -1,5 +1,5 @@
-//! What an operator tells a running mover, and who that mover is: from any machine, through the
-//! journals of all hosts.
+//! An operator's requests to a running mover, and the identity of that mover: from any machine,
+//! through the journals of all hosts.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ pub(crate) async fn want(
     Ok((open, unknown))
 }
 
-/// Asks a move's mover to stop, or to abort.
+/// Requests a move's mover to stop, or to abort.
 pub(crate) async fn ask(
     context: &Context,
     id: MoveId,

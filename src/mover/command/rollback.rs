@@ -1,4 +1,4 @@
-//! A rollback: a move of its own in the other direction, whose copy and slot exist already. It
+//! A rollback: a move of its own in the other direction. Its copy and slot exist already. It
 //! catches up, compares, fences and opens as every online move does.
 
 use crate::mover::command::resume::lost;

@@ -1,10 +1,11 @@
-//! A mover's signs of life, and how a mover that is gone is told from one that is slow.
+//! A mover's signs of life, which distinguish a mover that is gone from one that is slow.
 //!
-//! There are three, each for somebody else. The session lock of its lease is gone the instant its
-//! connection ends, so that a resume after a crash need not wait. Its lease, in `pgshard.mover` and
-//! in the journal, shows that a mover is paused although its connection stays. The fence's deadline
-//! is for routers, who want the shard back whatever happened to the mover. None of them is needed
-//! for safety: that comes from the compare-and-swap on the lease's token in every statement.
+//! There are three, each for a different reader. The session lock of its lease is released the
+//! instant its connection ends, so that a resume after a crash need not wait. Its lease, in
+//! `pgshard.mover` and in the journal, shows that a mover is paused although its connection is
+//! still open. The fence's deadline is for routers, which need the shard back whatever happened to
+//! the mover. None of them is needed for safety: that comes from the compare-and-swap on the
+//! lease's token in every statement.
 
 use crate::mover::protocol::lease::Leases;
 use std::collections::BTreeMap;
@@ -30,9 +31,9 @@ use crate::pg::cause::chain;
 /// The first key of the session locks of movers. The second is the first half of the lease.
 pub(in crate::mover) use crate::schema::lock::MOVERS as LOCK_CLASS;
 
-/// How long a mover tries to renew its leases at a host that does not answer, before it gives its
-/// shards up. It may be longer than a lease: the lease is a row of that host, so nobody can take it
-/// over meanwhile, and every statement that changes something names it.
+/// How long a mover tries to renew its leases at a host that does not answer, before it gives up
+/// its shards. It may be longer than a lease: the lease is a row of that host, so no other mover
+/// can take it over during that time, and every statement that changes something names it.
 const SILENT_FOR: Duration = Duration::from_secs(60);
 
 /// Renews a mover's lease and those of the shards that it holds on one host. It has a connection of
@@ -96,11 +97,11 @@ impl SharedSession {
 }
 
 impl Heartbeat {
-    /// Records that a mover is at work, and keeps doing so. From here on nobody takes from it what
+    /// Records that a mover is at work, and keeps doing so. From here on no other mover takes what
     /// it holds.
     ///
-    /// Locks: one advisory lock that nobody waits for, for as long as the session lives; a row of
-    /// its own.
+    /// Locks: one advisory lock that no session waits for, for as long as the session lives; a row
+    /// of its own.
     pub(crate) async fn start(
         hosts: &Hosts,
         session: Session,
@@ -208,7 +209,8 @@ impl Heartbeat {
         self.desired.subscribe()
     }
 
-    /// Waits until somebody asks the mover to stop or to abort. Never returns while nobody does.
+    /// Waits until the mover is requested to stop or to abort. Never returns without such a
+    /// request.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -225,7 +227,7 @@ impl Heartbeat {
         }
     }
 
-    /// What the mover was asked for at the last beat.
+    /// The request at the last beat.
     pub(crate) fn stop_request(&self) -> Option<StopRequest> {
         self.asked.borrow().clone()
     }
@@ -234,7 +236,7 @@ impl Heartbeat {
     /// lease if that is paused. The caller calls [`Heartbeat::hold`] next.
     ///
     /// # Errors
-    /// [`Error::AtWork`] when somebody keeps renewing its lease.
+    /// [`Error::AtWork`] when another mover keeps renewing its lease.
     pub(crate) async fn take_kept(
         &self,
         source: &Session,
@@ -385,7 +387,7 @@ impl Beats {
         let mut gone = BTreeMap::new();
         for (hold, beat) in holds.iter().zip(beats) {
             let mut held = self.held();
-            // The shard was let go of meanwhile.
+            // The shard was released in the meantime.
             let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else {
                 continue;
             };
@@ -406,7 +408,7 @@ impl Beats {
         self.judge_silence(host);
     }
 
-    /// Gives up the shards whose leases could not be renewed for too long.
+    /// Gives up the shards with leases that could not be renewed for too long.
     fn judge_silence(&self, host: &HostName) {
         let most = SILENT_FOR.max(self.leases.lease);
         let silent = |held: &HeldShard| {
@@ -423,7 +425,7 @@ impl Beats {
         }
         self.held()
             .retain(|held| !gone.contains_key(&held.hold.shard));
-        // Nobody listens once the move is over.
+        // There is no listener once the move is over.
         self.report.send_modify(|lost| lost.extend(gone));
     }
 }
@@ -438,8 +440,8 @@ fn lock_key(lease: Uuid) -> i32 {
     high.cast_signed()
 }
 
-/// Renews the lease and gives the desired state of the shard; `None` if its lease is somebody
-/// else's.
+/// Renews the lease and returns the desired state of the shard; `None` if the lease belongs to
+/// another mover.
 ///
 /// Locks: the move's row, and the shard's while it is fenced, for this one transaction.
 async fn renew(

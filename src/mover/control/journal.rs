@@ -57,7 +57,7 @@ pub struct Entry {
     pub last_error: Option<String>,
     /// The move that this one takes back, if it is a rollback.
     pub back_of: Option<MoveId>,
-    /// Whether a reverse replication was asked for.
+    /// Whether a reverse replication was requested.
     pub back: Back,
     /// The reverse replication, if there is one or was.
     pub reverse: Option<ReverseReplication>,
@@ -67,7 +67,7 @@ pub struct Entry {
     pub desired: DesiredState,
     /// When a hold ends, if it ends by itself.
     pub hold_until: Option<Timestamp>,
-    /// Who works on it at present, if the reader of the entry has asked.
+    /// The mover that works on it at present, if the reader of the entry has looked for one.
     pub worker: Option<Worker>,
     /// When the shard was claimed.
     pub created_at: Timestamp,
@@ -315,10 +315,10 @@ impl Session {
     }
 
     /// Writes a move's first row. If the shard has another open move, the table's unique index
-    /// makes this fail. The desired state of the move's other shards is taken over for this one. A
-    /// mover that slept, and whose shards were taken over meanwhile, cannot claim more. A host that
-    /// is no host of the cluster any more gets no shard: who takes one out deletes its row, and
-    /// then looks for claims.
+    /// makes this fail. The desired state of the move's other shards is applied to this one. A
+    /// mover that was suspended, and has lost its shards to another, cannot claim more. A host that
+    /// was removed from the cluster gets no shard: the removal deletes its row, and then looks for
+    /// claims.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.move, KEY SHARE on the mover's own row and on the target's
     /// row of pgshard.known_host, for this one statement. For the latter it waits until a
@@ -379,7 +379,8 @@ impl Session {
             Ok(_) if !self.knows(claim.target).await? => {
                 Err(self.stranger(hold.shard, claim.target))
             }
-            // No row was inserted, although no index forbids it: the shard was moved meanwhile.
+            // No row was inserted, although no index forbids it: the shard was moved in the
+            // meantime.
             Ok(_) => Err(self.claimed(hold.shard).await?),
             Err(Error::Database { source, .. })
                 if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
@@ -401,8 +402,8 @@ impl Session {
             .get(0)
     }
 
-    /// The error that a shard was to go to a host that somebody has taken out of the cluster
-    /// meanwhile: routers would not find it there.
+    /// The error when a shard was to go to a host that was removed from the cluster in the
+    /// meantime: routers would not find it there.
     fn stranger(&self, shard: ShardId, target: &HostName) -> Error {
         let reason = format!(
             "cannot go to {target}, which this host does not know as a host of the cluster"
@@ -445,7 +446,7 @@ impl Session {
 
     /// Takes over the lease of one shard, in the journal and, if this move has fenced the shard, on
     /// its row. From now on the former holder can change nothing. Returns false if the lease is no
-    /// longer `former`: somebody else was faster.
+    /// longer `former`: another mover was faster.
     ///
     /// Locks: the shard's row and the move's, in this order as everywhere, for this one
     /// transaction.
@@ -520,7 +521,7 @@ impl Session {
     }
 
     /// Writes the result of an audit. No lease is needed for it. If two movers audit a shard, the
-    /// first result other than "not audited" stands.
+    /// first result other than "not audited" is kept.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn audited(
@@ -598,7 +599,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) fence_at: FenceAt,
 }
 
-/// What a step adds to the journal besides the phase.
+/// What a step adds to the journal in addition to the phase.
 pub(crate) struct Note {
     pub(crate) rows: Option<i64>,
     pub(crate) bytes: Option<i64>,

@@ -1,4 +1,4 @@
-//! What the two hosts of a move say about its shard, as the values that
+//! Reads the state of a shard on the two hosts of its move, as the values that
 //! [`state::next`](crate::mover::protocol::state::next) decides on.
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) struct Observation {
     pub(crate) token: Option<Uuid>,
 }
 
-/// Asks both hosts. Neither answer is older than the call.
+/// Reads both hosts. Neither result is older than the call.
 ///
 /// Locks: none but ACCESS SHARE on the control tables.
 pub(crate) async fn observe(

@@ -10,7 +10,7 @@ use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::Audit;
 use crate::shard::ShardId;
 
-/// One shard that was moved (or whose move was aborted).
+/// One shard that was moved (or that a move was aborted for).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardReport {
     /// The shard.
@@ -27,7 +27,7 @@ pub struct ShardReport {
     pub bytes: u64,
     /// How long the copy took.
     pub copy: Duration,
-    /// How long nobody could use the shard; `None` if that is not known.
+    /// How long the shard was unavailable; `None` if that is not known.
     pub pause: Option<Duration>,
     /// The result of its audit.
     pub audit: Audit,
@@ -63,13 +63,13 @@ impl ShardReport {
     }
 }
 
-/// What the hosts said, and which hosts could not be asked.
+/// The results of the hosts, and the hosts that could not be read.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Heard<T> {
-    /// What the hosts said that could be asked.
+    /// The results of the reachable hosts.
     pub found: Vec<T>,
-    /// The hosts that could not be asked, or told: they may have more.
+    /// The hosts that could not be read or written: they may have more.
     pub unknown: Vec<(HostName, Error)>,
 }
 
@@ -86,9 +86,9 @@ pub struct Report {
     pub id: MoveId,
     /// The shards that are where they should be.
     pub done: Vec<ShardReport>,
-    /// The others, each with its error. The [`Error`] says what is left behind.
+    /// The others, each with its error. The [`Error`] contains what is left behind.
     pub failed: Vec<(ShardId, Error)>,
-    /// The hosts that could not be asked: more shards of the move may come from there.
+    /// The hosts that could not be read: more shards of the move may come from there.
     pub unknown: Vec<(HostName, Error)>,
 }
 

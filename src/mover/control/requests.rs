@@ -1,8 +1,8 @@
-//! What an operator wants of a move while it runs. It is told through the journal: from any
-//! machine, to a mover on any other.
+//! The desired state of a move while it runs. It is written to the journal: from any machine, for a
+//! mover on any other.
 //!
-//! Invariant: a desired state only affects when a mover goes on, never what it does. So it needs no
-//! lease, and one that comes too late changes nothing.
+//! Invariant: a desired state only affects when a mover continues, never what it does. So it needs
+//! no lease, and one that comes too late changes nothing.
 
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::protocol::desired::{Asked, DesiredState};
@@ -20,8 +20,8 @@ pub(crate) const DESIRED: &str =
     "CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END";
 
 impl Session {
-    /// Writes what the movers of a move from this host are asked for. A mover that was asked to
-    /// abort is still asked to abort.
+    /// Writes the request for the movers of a move from this host. A request to abort is not
+    /// replaced by another one.
     ///
     /// Locks: their rows, for this one statement.
     pub(crate) async fn ask(&self, id: MoveId, asked: Asked, by: &str) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use crate::map::HostName;
 use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-/// Which host was asked for what: an error about the answer names both.
+/// The host and the query: an error about the result names both.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) host: HostName,
@@ -19,9 +19,9 @@ pub(crate) struct Question {
     pub(crate) what: &'static str,
 }
 
-/// A row whose columns are read by [`AnsweredRow::get`], which gives an error where the row of
-/// `tokio_postgres` panics. Others can write to a server's tables too, and a mover must not die of
-/// what they write.
+/// A row with columns that are read by [`AnsweredRow::get`], which returns an error where the row
+/// of `tokio_postgres` panics. Others can write to a server's tables too, and a mover must not die
+/// of their values.
 #[derive(Debug)]
 pub(crate) struct AnsweredRow {
     row: Row,

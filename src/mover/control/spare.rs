@@ -2,8 +2,8 @@
 //! mover's questions to the catalogs need many: of the move of a small shard that was two fifths.
 //! So a session that has done its work well is kept for the next shard.
 //!
-//! Invariant: what is kept is in no transaction, holds no lock, and has the mover's settings and
-//! nothing else. Whoever is not sure of that drops the session, which ends it.
+//! Invariant: a spare session is in no transaction, holds no lock, and has the mover's settings and
+//! nothing else. Code that cannot be sure of that drops the session, which ends it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,7 @@ const USES_MAX: u32 = 64;
 /// server, of a later timeline.
 const AGE_MAX: Duration = Duration::from_secs(20);
 
-/// The sessions that wait, while somebody [keeps](Spares::keep) them.
+/// The spare sessions. They are kept while there is a [`Keeper`].
 #[derive(Default)]
 pub(super) struct Spares(Mutex<Waiting>);
 

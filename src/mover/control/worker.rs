@@ -98,7 +98,7 @@ impl Session {
             .map(drop)
     }
 
-    /// Removes the rows of movers that died, and whose lease is over.
+    /// Removes the rows of movers that died, once their lease is over.
     ///
     /// Locks: their rows, for one statement.
     pub(crate) async fn forget_the_dead(&self) -> Result<(), Error> {
@@ -115,7 +115,7 @@ impl Session {
             .map(drop)
     }
 
-    /// Whether this lease's mover is still in charge: nobody has taken over from it.
+    /// Whether this lease's mover is still in charge: no other mover has taken over.
     ///
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn is_entered(&self, lease: Uuid) -> Result<bool, Error> {
@@ -126,7 +126,8 @@ impl Session {
             .is_empty())
     }
 
-    /// Renews the mover's lease, and gives what it is asked for; `None` if somebody has taken over.
+    /// Renews the mover's lease, and returns the request for it; `None` if another mover has taken
+    /// over.
     ///
     /// Locks: its row, for this one statement.
     pub(crate) async fn renew_presence(
@@ -190,8 +191,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the leases of a route's open shards and gives the shards, with the leases that they
-    /// had. If somebody is alive and works on them, gives that mover, and how long its lease lasts
+    /// Takes the leases of a route's open shards and returns the shards, with the leases that they
+    /// had. If a live mover works on them, returns that mover, and how long its lease is valid
     /// unless it renews it.
     ///
     /// Locks: rows of pgshard.shard that this move has fenced, then the route's rows of
@@ -405,7 +406,7 @@ impl Heartbeat {
                     worker,
                     left,
                 }) => {
-                    // It lasts longer than before: somebody has renewed it, and so is alive.
+                    // It is valid for longer than before: it was renewed, so its mover is alive.
                     let renewed =
                         seen.is_some_and(|(whose, before)| whose == lease && left > before);
                     if renewed || Instant::now() >= until {

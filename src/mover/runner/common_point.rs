@@ -1,9 +1,9 @@
-//! Compares a shard with its source at a common point, while both go on.
+//! Compares a shard with its source at a common point, while both are in use.
 //!
 //! The stream is paused for a moment: the source's snapshot is taken, exactly the changes that it
-//! sees are applied, the target's snapshot is taken, and the stream goes on. Both sides are then
+//! sees are applied, the target's snapshot is taken, and the stream continues. Both sides are then
 //! read without hurry, each in its own snapshot, and several such comparisons run at the same time.
-//! Invariant: a chunk is called verified only if both snapshots show the same state.
+//! Invariant: a chunk counts as verified only if both snapshots show the same state.
 
 use std::time::Instant;
 
@@ -107,7 +107,8 @@ pub(in crate::mover) async fn shard(
         .await
 }
 
-/// Leaves both sessions in transactions whose snapshots show the same state of the bunch's tables.
+/// Leaves both sessions in transactions with snapshots that show the same state of the bunch's
+/// tables.
 ///
 /// Locks: ACCESS SHARE on these tables on both sides, for as long as the transactions last.
 async fn common_point(
@@ -130,7 +131,7 @@ async fn common_point(
         let paused = follower.pause().await?;
         let snapshot = match read_from(source, copy, &tables, &first).await {
             Err(error) if error.is_lock() && Instant::now() < until => {
-                // Other shards need the stream meanwhile.
+                // Other shards need the stream during this time.
                 drop(paused);
                 until_free(source, copy, &tables, until).await?;
                 continue;
@@ -163,8 +164,8 @@ async fn common_point(
     })
 }
 
-/// Waits while somebody has one of these tables locked, in a session whose transaction has failed
-/// for that.
+/// Waits while another session has one of these tables locked, in a session with a transaction that
+/// has failed for that reason.
 ///
 /// Locks: ACCESS SHARE on the tables, for a statement.
 async fn until_free(

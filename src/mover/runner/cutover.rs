@@ -37,7 +37,7 @@ pub(in crate::mover) struct CutOver<'d> {
 pub(in crate::mover) struct Done {
     /// When the pause began, if the shard was fenced.
     pub(in crate::mover) fenced_at: Option<Instant>,
-    /// The attempt behind whose fence it has examined the shard, and found nothing changed.
+    /// The attempt with the fence behind which it has checked the shard, and found nothing changed.
     pub(in crate::mover) looked: Option<i32>,
     /// The target as it was before it opened, for the audit.
     pub(in crate::mover) unopened: Option<audit::Target>,
@@ -45,7 +45,7 @@ pub(in crate::mover) struct Done {
 
 /// How an attempt has ended.
 pub(in crate::mover) enum Outcome {
-    /// Everything was at the target, and the source was asked to decide, with this result.
+    /// Everything was at the target, and the source was requested to decide, with this result.
     Decided(Result<(), Error>),
     /// A host has refused, because its state is not what the mover expected. The next observation
     /// shows it.
@@ -82,7 +82,7 @@ impl<'d> CutOver<'d> {
     }
 
     /// Fences, and does everything that belongs behind the fence. On errors other than those of the
-    /// outcome, the fence stands, and the mover leaves the shard.
+    /// outcome, the fence is left in place, and the mover leaves the shard.
     pub(in crate::mover) fn run(&mut self) -> BoxFuture<'_, Result<Outcome, Error>> {
         Box::pin(async move {
             let piece = self.online.permits.piece().await;
@@ -113,7 +113,7 @@ impl<'d> CutOver<'d> {
             let fenced_at = Instant::now();
             let swapped = match self.work.swap(permit.gate(), token).await {
                 Ok(Some(swapped)) => swapped,
-                // Nobody waits for us meanwhile.
+                // The application is not blocked during this time.
                 Ok(None) => return Ok(Outcome::NotFenced(HELD.to_owned())),
                 // A table was created after the signpost was built, or the shard is not ours any
                 // longer.
@@ -126,7 +126,7 @@ impl<'d> CutOver<'d> {
     }
 
     /// Runs with the shard fenced. Dropping the permit closes the session in which the target may
-    /// have been opened: nobody can commit that any more.
+    /// have been opened: that transaction can then not be committed any more.
     async fn fenced(
         &mut self,
         permit: Permit<'_>,
@@ -234,7 +234,7 @@ impl<'d> CutOver<'d> {
     }
 
     /// Runs the barrier, the marker, the changes up to the marker, and the open without its commit.
-    /// Beside the last two it examines what may not have changed.
+    /// At the same time as the last two, it checks what may not have changed.
     async fn behind_fence(
         &self,
         permit: &Permit<'_>,
@@ -250,7 +250,7 @@ impl<'d> CutOver<'d> {
             if !locks.is_empty() {
                 return Err(Halt::Blocked(locks));
             }
-            // Not before: whoever held a lock until now could still alter the shard.
+            // Not before: a session that held a lock until now could still alter the shard.
             Ok((
                 Instant::now(),
                 self.work
@@ -258,7 +258,7 @@ impl<'d> CutOver<'d> {
                     .await?,
             ))
         };
-        // The follower is told before the marker is sent. The transaction of the open was begun
+        // The follower is notified before the marker is sent. The transaction of the open was begun
         // when its tables were locked.
         let hash = token_hash(token);
         let opened = async {
@@ -311,9 +311,9 @@ impl<'d> CutOver<'d> {
         Ok(Known { digest, unlogged })
     }
 
-    /// Waits, while the shard is open and for a limited time, for transactions whose locks would
-    /// make the fence fail. A transaction that is older than the barrier's budget will not end
-    /// within it; a younger one may.
+    /// Waits, while the shard is open and for a limited time, for transactions with locks that
+    /// would make the fence fail. A transaction that is older than the barrier's budget will not
+    /// end within it; a younger one may.
     async fn wait_for_locks(&self, schema: u32) -> Result<(), Error> {
         let until = Instant::now() + Duration::from_secs(5);
         let budget = self.work.options.barrier_budget.as_secs_f64();
@@ -341,7 +341,7 @@ pub(in crate::mover) async fn pass_a_watermark(
 struct Known {
     /// The digest of the definition that was examined and found right.
     digest: CatalogDigest,
-    /// The tables whose rows are copied behind the fence.
+    /// The tables with rows that are copied behind the fence.
     unlogged: Vec<TableShape>,
 }
 

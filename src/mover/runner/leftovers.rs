@@ -9,7 +9,8 @@ use crate::mover::stream::slot;
 use crate::pg::cause::chain;
 
 /// Drops publications and slots that no shard needs any longer: those of the move once every shard
-/// that came from its source has ended, and those of reverse replications that nobody can use.
+/// that came from its source has ended, and those of reverse replications that cannot be used any
+/// more.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
@@ -42,7 +43,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     Ok(())
 }
 
-/// The same where nobody can react to an error: it is logged.
+/// The same where the caller cannot react to an error: it is logged.
 pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
     if let Err(error) = drop_shared(context, shared).await {
         tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops \

@@ -1,4 +1,4 @@
-//! A shard's part of a move, before anybody works on it, and what the parts of one route have in
+//! A shard's part of a move, before the work on it begins, and what the parts of one route have in
 //! common.
 
 use crate::map::{HostName, ShardEpoch};
@@ -10,7 +10,7 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Mode;
 use crate::shard::ShardId;
 
-/// One shard's part of a move, before anybody works on it.
+/// One shard's part of a move, before the work on it begins.
 #[derive(Clone, Debug)]
 pub(in crate::mover) struct Part {
     pub(in crate::mover) id: MoveId,

@@ -4,8 +4,9 @@
 //! one, or have rehearsed it where that was possible, so that hardly anything behind a fence is
 //! done for the first time.
 //!
-//! A fence is short only if the servers have time for it. So while one stands, no other work of the
-//! group on rows, indexes or catalogs begins: it goes in pieces, and each waits at its beginning.
+//! A fence is short only if the servers have time for it. So during a fence, no other work of the
+//! group on rows, indexes or catalogs begins: such work is divided into pieces, and each waits at
+//! its beginning.
 //!
 //! Invariant: a session in which a target may have been opened, and not committed, is used for
 //! nothing else. If it is not given back explicitly, it is closed, which rolls it back.
@@ -27,14 +28,14 @@ const PIECES_WITHIN: Duration = Duration::from_millis(100);
 /// How long a rehearsal may take.
 const REHEARSED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The permit of a group, and its sessions while nobody has it.
+/// The permit of a group, and its sessions while the permit is free.
 #[derive(Default)]
 pub(in crate::mover) struct CutOverPermits {
     slot: Mutex<Option<Sessions>>,
     pieces: watch::Sender<Pieces>,
 }
 
-/// What is being done beside the fences.
+/// The work that runs at the same time as the fences.
 #[derive(Default)]
 struct Pieces {
     /// How many there are.
@@ -44,7 +45,7 @@ struct Pieces {
     fences: usize,
 }
 
-/// A piece of work that goes on beside the fences of others, until it is dropped.
+/// A piece of work that runs at the same time as the fences of others, until it is dropped.
 pub(in crate::mover) struct Piece<'a>(&'a CutOverPermits);
 
 /// Keeps pieces from beginning, until it is dropped.
@@ -90,8 +91,8 @@ impl CutOverPermits {
         Ok(Permit { slot, sessions })
     }
 
-    /// Begins a piece of work: at once, or when no fence stands. Whoever has the permit, or what
-    /// somebody needs behind a fence, must not wait here.
+    /// Begins a piece of work: at once, or when there is no fence. The holder of the permit must
+    /// not wait here, nor work that is needed behind a fence.
     ///
     /// # Cancel safety
     /// May be dropped and called again.

@@ -1,6 +1,6 @@
-//! The story of one shard's move: connect, acquire the shard, run step after step as the hosts and
-//! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this
-//! story from different starts.
+//! The story of one shard's move: connect, acquire the shard, run step after step as
+//! [`state::next`](crate::mover::protocol::state::next) decides from the state of the hosts, leave.
+//! Move, resume and abort are this story from different starts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -183,7 +183,7 @@ pub(in crate::mover) fn before_claim(part: &Part, error: Error) -> Error {
     }
 }
 
-/// Acquires the shard: claims it, or goes on with what this mover has taken over.
+/// Acquires the shard: claims it, or continues with what this mover has taken over.
 pub(in crate::mover) async fn acquire(
     work: &ShardMove<'_>,
     heartbeat: &Heartbeat,
@@ -227,7 +227,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
         back,
     };
     match work.source.claim(work.hold, &claim).await {
-        // This mover slept meanwhile, and somebody has taken its move over.
+        // This mover was suspended, and another one has taken its move over.
         Err(Error::Claimed { shard, .. }) if !work.source.is_entered(work.hold.lease).await? => {
             return Err(Error::LeaseLost { shard });
         }
@@ -238,10 +238,10 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     work.at("after claim")
 }
 
-/// Aborts the move of a shard whose target cannot be asked. The target may be gone for good, and
-/// the shard must be free to be moved elsewhere, and migrated. Nobody can open the target without
-/// the token of a decision, which will now never be made. If the target comes back, gc drops what
-/// the move has built there.
+/// Aborts the move of a shard when its target is unreachable. The target may be lost permanently,
+/// and the shard must be free to be moved elsewhere, and migrated. No mover can open the target
+/// without the token of a decision, which will now never be made. If the target comes back, gc
+/// drops what the move has built there.
 async fn abort_without_target(
     context: &Context,
     part: &Part,

@@ -1,6 +1,6 @@
 //! A move, route by route: one mover works on all shards that go from one host to one other. It
-//! shows that it is alive, takes over what is in the journal, works, and obeys what an operator
-//! asks meanwhile.
+//! renews its leases, takes over what is in the journal, works, and follows the operator's
+//! requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ fn route<'a>(
             }
             Err(error) => return not_begun(context, &all, error),
         };
-        // What the mover of one route is asked for does not concern the others.
+        // A request to the mover of one route does not concern the others.
         let own = Context {
             stop: watch::Sender::new(context.is_stopped()),
             ..context.clone()
@@ -188,7 +188,7 @@ async fn take_route(
         lease: heartbeat.lease(),
     };
     source.end_former(own, &shards, &former).await?;
-    // If the target cannot be asked, a shard that needs it reports that.
+    // If the target is unreachable, a shard that needs it reports that.
     if let Ok(target) = context.hosts.open(&shared.target).await {
         target.end_former(own, &shards, &former).await?;
     }
@@ -201,7 +201,7 @@ async fn take_route(
     })
 }
 
-/// Passes on what the whole mover is asked for, and what an operator asks this one for through the
+/// Passes on the requests to the whole mover, and an operator's requests to this one in the
 /// journal. Never returns.
 async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) {
     let mut stop = context.stop.subscribe();
@@ -217,7 +217,7 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
     std::future::pending().await
 }
 
-/// Does what an operator has asked for while the shards were worked on, with those that it
+/// Executes the operator's request that came while the shards were worked on, for those that it
 /// interrupted.
 async fn obey(
     context: &Context,

@@ -138,8 +138,8 @@ impl ShardMove<'_> {
 
     /// Copies the rows and compares their digests. The target's transaction stays open.
     ///
-    /// Locks: ACCESS SHARE on the old copy's tables, which nobody else uses, until the end; on the
-    /// target ROW EXCLUSIVE on tables that nobody else uses.
+    /// Locks: ACCESS SHARE on the old copy's tables, which are not in use, until the end; on the
+    /// target ROW EXCLUSIVE on tables that no other session uses.
     async fn copy_rows(&self, left: u32, left_name: &str) -> Result<(u64, u64), Error> {
         let what = "copying rows";
         let shard = self.hold.shard;
@@ -176,7 +176,7 @@ impl ShardMove<'_> {
         Ok((rows, bytes))
     }
 
-    /// Compares digests of whole tables that nobody writes to.
+    /// Compares digests of whole tables that are not written to.
     ///
     /// Locks: ACCESS SHARE on the tables of both sides, for a statement each.
     pub(super) async fn compare(
@@ -217,8 +217,8 @@ impl ShardMove<'_> {
 
     /// Runs everything that comes after the rows, and marks the target as ready. Commits.
     ///
-    /// Locks: ACCESS EXCLUSIVE on tables and materialized views that nobody else uses; rows of the
-    /// control tables.
+    /// Locks: ACCESS EXCLUSIVE on tables and materialized views that no other session uses; rows of
+    /// the control tables.
     async fn finish_target(
         &self,
         entry: &Entry,

@@ -2,9 +2,9 @@
 //!
 //! Before: prepared, and the source serves. After the swap: no new statement reaches the shard's
 //! tables by name. After the barrier: no old one does either. After the marker: all of this is
-//! durable. If the mover dies in between, whoever comes first after the deadline swaps back, unless
-//! a resume goes on before it. A source that crashes before the marker may have lost the swap, and
-//! serves the shard again: without a marker nothing is decided, or copied for good.
+//! durable. If the mover dies in between, the next router or mover after the deadline swaps back,
+//! unless a resume continues before it. A source that crashes before the marker may have lost the
+//! swap, and serves the shard again: without a marker nothing is decided, or copied permanently.
 
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ use crate::schema::lock;
 /// Why there is no fence, for people.
 pub(crate) const HELD: &str = "a migration, or another transaction, holds the shard";
 
-/// How long a rehearsal waits for a lock, as PostgreSQL says it.
+/// How long a rehearsal waits for a lock, in PostgreSQL's notation.
 pub(super) const REHEARSAL_WAITS: &str = "100ms";
 
 /// The result of a swap.
@@ -44,9 +44,9 @@ impl ShardMove<'_> {
     /// Its commit does not wait for the disk, nor for standbys: that of the marker, which is after
     /// it in the log, does.
     ///
-    /// Locks: as pgshard.fence says, none on any table of the shard. Also the lock of the shard's
-    /// migrations, for which it does not wait, and which it does without if a role has it that may
-    /// do nothing here. All for this one transaction.
+    /// Locks: as documented at pgshard.fence, none on any table of the shard. Also the lock of the
+    /// shard's migrations, for which it does not wait, and which it does without if it is held by a
+    /// role without rights here. All for this one transaction.
     pub(crate) async fn swap(
         &self,
         source: &Session,
@@ -54,8 +54,8 @@ impl ShardMove<'_> {
     ) -> Result<Option<Swapped>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
-        // Whether somebody has it who may is asked only if somebody has it: to plan that question
-        // takes milliseconds.
+        // Whether the holder has rights is only checked if there is one: planning that query takes
+        // milliseconds.
         let held = lock::held("$6::integer::oid", "$1::integer::oid");
         let fenced = match self
             .fence(source, token, "pg_try_advisory_xact_lock($6, $1)")
@@ -92,9 +92,9 @@ impl ShardMove<'_> {
 
     /// Runs what this session will do for the swap, the marker and decide, in a transaction that is
     /// rolled back: a session that does it for the first time reads catalogs and compiles
-    /// functions, which takes longer than all the rest, and the shard is closed meanwhile. Nobody
-    /// else sees what it does, but event triggers run. After an error the session may be in a
-    /// transaction, and must be closed.
+    /// functions, which takes longer than all the rest, and the shard would be closed for that
+    /// time. Other sessions do not see its effects, but event triggers run. After an error the
+    /// session may be in a transaction, and must be closed.
     ///
     /// Locks: as [`swap`](ShardMove::swap), but not that of the shard's migrations, and as
     /// [`decide`](ShardMove::decide), until the rollback that is sent with it; it waits for none of
@@ -143,10 +143,10 @@ impl ShardMove<'_> {
         Ok(rows.into_iter().next())
     }
 
-    /// The barrier. Gives those who still held locks when the budget ran out. Mostly nobody does at
-    /// the first look.
+    /// The barrier. Returns the sessions that still held locks when the budget ran out. Mostly
+    /// there is none at the first look.
     ///
-    /// Locks: as pgshard.barrier says: none.
+    /// Locks: as documented at pgshard.barrier: none.
     pub(crate) async fn barrier(&self, source: &Session, left: u32) -> Result<Vec<Lock>, Error> {
         let until = Instant::now() + self.options.barrier_budget;
         loop {
@@ -161,8 +161,8 @@ impl ShardMove<'_> {
         }
     }
 
-    /// The barrier and the marker, in one round trip if nobody holds a lock. Gives those who still
-    /// held locks when the barrier's budget ran out: then there is no marker.
+    /// The barrier and the marker, in one round trip if no session holds a lock. Returns the
+    /// sessions that still held locks when the barrier's budget ran out: then there is no marker.
     ///
     /// Locks: as [`barrier`](ShardMove::barrier) and [`mark`](ShardMove::mark).
     pub(crate) async fn mark_when_free(
@@ -171,8 +171,7 @@ impl ShardMove<'_> {
         Swapped { attempt, left }: Swapped,
     ) -> Result<Vec<Lock>, Error> {
         let began = Instant::now();
-        // Whether anybody holds a lock is asked first, since the marker needs the row that this
-        // gives.
+        // Locks are looked for first, since the marker needs the row that this returns.
         let sql = format!(
             "WITH free AS MATERIALIZED (SELECT WHERE NOT {held}) SELECT pgshard.mark($1, $2, $3, \
                 $4) FROM free",
@@ -206,7 +205,7 @@ impl ShardMove<'_> {
 
     /// The marker.
     ///
-    /// Locks: as pgshard.mark says: the shard's row, for one transaction.
+    /// Locks: as documented at pgshard.mark: the shard's row, for one transaction.
     async fn mark(&self, source: &Session, attempt: i32) -> Result<(), Error> {
         let sql = "SELECT pgshard.mark($1, $2, $3, $4)";
         let shard = self.hold.shard.as_i32();

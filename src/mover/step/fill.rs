@@ -2,8 +2,8 @@
 //!
 //! Before: the target has the tables' rows, from some moment, and the views may have anything.
 //! After: views that have rows at the source have them at the target, computed from that moment's
-//! rows, and the others have none. An online move does this while the source serves, since nobody
-//! can say how long a query takes. If the mover dies in between, some are filled; the next run
+//! rows, and the others have none. An online move does this while the source serves, since the
+//! duration of a query is unknown. If the mover dies in between, some are filled; the next run
 //! fills them all again.
 
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::schema::catalog::{CLOSE_PATH, search_path};
 impl ShardMove<'_> {
     /// Fills the views of a target that changes are applied to.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on one view at a time, which nobody uses, and ACCESS
+    /// Locks: on the target ACCESS EXCLUSIVE on one view at a time, which is not in use, and ACCESS
     /// SHARE on what it reads, for which only a TRUNCATE of the stream waits; then those of
     /// [`prove_lease`].
     pub(crate) async fn fill_open(&self, creation: &Creation) -> Result<(), Error> {
@@ -48,7 +48,7 @@ impl ShardMove<'_> {
     /// Fills the views within the transaction that brings the target its rows, behind the fence:
     /// before that there are no rows to fill them from.
     ///
-    /// Locks: ACCESS EXCLUSIVE on views that nobody else uses, ACCESS SHARE on what they read.
+    /// Locks: ACCESS EXCLUSIVE on views that no other session uses, ACCESS SHARE on what they read.
     pub(super) async fn fill_fenced(&self, creation: &Creation, left: u32) -> Result<(), Error> {
         if creation.refreshes.is_empty() {
             return Ok(());

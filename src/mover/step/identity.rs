@@ -1,9 +1,10 @@
-//! Replica identities: lent to tables whose rows the stream cannot identify, and taken back.
+//! Replica identities: lent to tables with rows that the stream cannot identify, and taken back.
 //!
 //! Before: the source serves, and nothing is published. After: every table of the shard has an
-//! identity, and `lent_identity` on both hosts says what the tables had before. If the mover dies
-//! in between, some tables have theirs, each with its row, and the next start lends the rest. The
-//! end of a move takes the identities back; if one cannot be taken back then, `moves gc` does it.
+//! identity, and `lent_identity` on both hosts records what the tables had before. If the mover
+//! dies in between, some tables have theirs, each with its row, and the next start lends the rest.
+//! The end of a move takes the identities back; if one cannot be taken back then, `moves gc` does
+//! it.
 //!
 //! Invariant: a table and its row in `lent_identity` change in one transaction. An identity is
 //! taken back only if no move of the shard is under way and no publication of a move has the table.
@@ -25,7 +26,7 @@ use crate::shard::ShardId;
 /// How long an ALTER TABLE waits for the table's lock, and with it everybody who queues behind it.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
-/// The pause between two tries, in which those who waited can go on.
+/// The pause between two tries, in which waiting sessions can continue.
 const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
 /// How long the move tries to get a lock before it gives up.
@@ -41,8 +42,8 @@ impl ShardMove<'_> {
     /// statement, which waits for it 100 ms at a time.
     pub(super) async fn lend_identities(&self, schema: u32) -> Result<(), Error> {
         let what = "lending a replica identity";
-        // This comes first: whoever is about to take an identity back then sees that it is needed
-        // again, or has taken it back before the tables are read.
+        // This comes first: a mover that is about to take an identity back then sees that it is
+        // needed again, or has taken it back before the tables are read.
         let sql = "UPDATE pgshard.lent_identity SET move_id = $2 WHERE shard_id = $1";
         let (shard, id) = (self.hold.shard.as_i32(), *self.hold.id.uuid());
         self.source.execute(what, sql, &[&shard, &id]).await?;
@@ -73,7 +74,7 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// Lends one table its identity. Returns false if somebody has a lock on it.
+    /// Lends one table its identity. Returns false if another session has a lock on it.
     ///
     /// Locks: ACCESS EXCLUSIVE on the table, for one transaction of two statements.
     async fn lend(&self, shape: &TableShape, lent: &LentIdentity) -> Result<bool, Error> {
@@ -101,7 +102,7 @@ impl ShardMove<'_> {
             if !alter(&self.source, what, &sql).await? {
                 return Ok(false);
             }
-            // If the table has a row already, somebody has altered the lent identity since.
+            // If the table has a row already, the lent identity was altered since.
             let sql = "INSERT INTO pgshard.lent_identity
                     (shard_id, table_name, move_id, former, former_index, lent_index) VALUES ($1, \
                     $2, $3, $4, $5, $6)
@@ -225,7 +226,7 @@ pub(crate) struct TakenBack {
     pub(crate) outcome: Result<bool, Error>,
 }
 
-/// Like [`take_back`], where nobody can react to an error: it is logged.
+/// Like [`take_back`], where the caller cannot react to an error: it is logged.
 pub(crate) async fn take_back_or_warn(session: &Session) {
     let failed = match take_back(session).await {
         Ok(all) => all
@@ -307,8 +308,8 @@ pub(crate) async fn take_back(session: &Session) -> Result<Vec<TakenBack>, Error
     Ok(all)
 }
 
-/// Takes one back. `Some(false)`: there is nothing to do, or a move needs it again. `None`:
-/// somebody has a lock on the table.
+/// Takes one back. `Some(false)`: there is nothing to do, or a move needs it again. `None`: another
+/// session has a lock on the table.
 ///
 /// Locks: the row, and ACCESS EXCLUSIVE on the table, for which it waits 100 ms; for one
 /// transaction of two statements.

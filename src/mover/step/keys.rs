@@ -19,23 +19,23 @@ use crate::schema::catalog::preamble;
 /// behind it.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
-/// The pause between two tries, in which those who waited can go on.
+/// The pause between two tries, in which waiting sessions can continue.
 const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
 /// How long the move tries before it leaves that to a resume.
 const TRIED_FOR: Duration = Duration::from_secs(60);
 
 impl ShardMove<'_> {
-    /// Validates the foreign keys that the open has added NOT VALID. Nobody waits for it.
+    /// Validates the foreign keys that the open has added NOT VALID. No session waits for it.
     ///
     /// Rows that break a key, as they were written at the source while its triggers were disabled,
     /// keep it from being validated; and a partitioned table from getting it at all, before
-    /// PostgreSQL 18. The move goes on: the shard is served, and nobody but its owner can say what
-    /// becomes of such rows.
+    /// PostgreSQL 18. The move continues: the shard is served, and only its owner can decide what
+    /// to do with such rows.
     ///
     /// # Errors
     /// When a partitioned table did not get its foreign key otherwise. Those of its partitions are
-    /// enforced meanwhile, but a partition that is added would have none.
+    /// enforced until then, but a partition that is added would have none.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for
     /// a scan of the former; then as [`add_proved`](ShardMove::add_proved).
@@ -87,9 +87,9 @@ impl ShardMove<'_> {
         )
     }
 
-    /// Gives a partitioned table a foreign key that its partitions have. Returns false if somebody
-    /// has a lock on one of the tables, and `may_wait` allows another try. If the key exists
-    /// already, it stays; if rows break it, there is none.
+    /// Gives a partitioned table a foreign key that its partitions have. Returns false if another
+    /// session has a lock on one of the tables, and `may_wait` allows another try. If the key
+    /// exists already, it is kept; if rows break it, there is none.
     ///
     /// Locks: SHARE ROW EXCLUSIVE on the table, its partitions and the table that it refers to, for
     /// which it waits 100 ms; for one statement that reads no rows.

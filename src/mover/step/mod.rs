@@ -1,6 +1,6 @@
-//! The steps of a move, each in a file of its own. Each says what is true before and after it, and
-//! what the next start finds if the mover dies in between. Each may run twice. None decides what
-//! comes next: that is [`state::next`](crate::mover::protocol::state::next).
+//! The steps of a move, each in a file of its own, which documents what is true before and after
+//! it, and what the next start finds if the mover dies in between. Each may run twice. None decides
+//! what comes next: that is [`state::next`](crate::mover::protocol::state::next).
 
 mod copy;
 mod fence;
@@ -52,7 +52,7 @@ pub(crate) struct ShardMove<'a> {
     pub(crate) prefix: &'a SchemaPrefix,
     pub(crate) mode: Mode,
     pub(crate) epoch: ShardEpoch,
-    /// The move that this one takes back, whose old copy is the target.
+    /// The move that this one takes back. Its old copy is the target.
     pub(crate) back_of: Option<MoveId>,
     pub(crate) source: Session,
     pub(crate) target: Session,
@@ -95,7 +95,7 @@ impl ShardMove<'_> {
         ]
     }
 
-    /// Gives its sessions to whoever opens one next.
+    /// Returns its sessions to the spare ones.
     pub(crate) async fn give_back(self, hosts: &Hosts) {
         tokio::join!(hosts.give_back(self.source), hosts.give_back(self.target));
     }

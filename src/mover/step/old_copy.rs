@@ -1,8 +1,9 @@
 //! The old copy as the target of reverse replication: what is removed from it so that it can take
 //! changes, and how it becomes a rollback's target.
 //!
-//! Invariant: the transaction that changes an old copy records what was removed and whose it is. So
-//! the copy that was fed is the one that is compared, opened, or given back.
+//! Invariant: the transaction that changes an old copy records what was removed and where it
+//! belongs. So the copy that was kept up to date is the one that is compared, opened, or given
+//! back.
 
 use tokio_postgres::types::PgLsn;
 
@@ -27,7 +28,7 @@ use crate::schema::catalog::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, 
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace, Relation};
 use crate::shard::ShardId;
 
-/// What the journal says of a shard of a move that was taken back.
+/// The journal's entry of a shard in a move that was taken back.
 pub(crate) const TAKEN_BACK: &str = "it was taken back";
 
 impl ShardMove<'_> {
@@ -67,8 +68,8 @@ impl ShardMove<'_> {
         self.at("after back row")
     }
 
-    /// Once the target serves: makes the old copy take changes from now on. If this fails, whoever
-    /// feeds it next tries again.
+    /// Once the target serves: makes the old copy take changes from now on. If this fails, the next
+    /// reverse replication tries again.
     pub(crate) async fn keep_reverse(&self) -> Result<(), Error> {
         let Some(entry) = self
             .source
@@ -339,7 +340,7 @@ pub(crate) async fn give_back(
 /// Does nothing if that was done already, or if there is no reverse replication.
 ///
 /// Locks: ROW EXCLUSIVE on the old copy's tables, then ACCESS EXCLUSIVE on those that change, which
-/// nobody else uses, for one transaction; behind a reader it gives up after two seconds.
+/// are not in use, for one transaction; behind a reader it gives up after two seconds.
 pub(crate) async fn drop_constraints(
     source: &Session,
     target: &Session,
@@ -420,8 +421,8 @@ pub(crate) async fn drop_constraints(
         .unzip();
     let mut changes = String::new();
     if !qualified.is_empty() {
-        // Whoever is about to make a trigger waits from here on, and finds that he may not any
-        // more.
+        // A session that is about to create a trigger waits from here on, and finds that it may not
+        // any more.
         changes = format!(
             "LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE;\n",
             qualified.join(", ONLY ")
@@ -647,8 +648,8 @@ pub(crate) async fn recorded_of(
     Ok((fed.flatten().or_else(|| entry.fingerprint.clone()), is_fed))
 }
 
-/// Puts this hold's lease on a shard's progress, for whoever feeds it next. Returns false if there
-/// is no such row.
+/// Puts this hold's lease on a shard's progress, for the next reverse replication. Returns false if
+/// there is no such row.
 ///
 /// Locks: the row, for one statement; waits for a transaction of the former one.
 pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, Error> {

@@ -93,8 +93,8 @@ impl ShardMove<'_> {
     /// Builds the primary keys and most indexes, unless that was done while other tables were
     /// copied. Changes of transactions that commit after `from` are applied from now on.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else uses; rows of the control
-    /// tables.
+    /// Locks: on the target ACCESS EXCLUSIVE on tables that no other session uses; rows of the
+    /// control tables.
     pub(crate) async fn loaded(
         &self,
         creation: &Creation,
@@ -261,8 +261,8 @@ impl ShardMove<'_> {
     }
 
     /// Whether the shard is still what the target was built from; if not, what was altered. Also
-    /// gives the sequences whose values are not within their presets, which
-    /// [`set_anew`](ShardMove::set_anew) corrects. Nobody takes values any longer, except
+    /// returns the sequences with values that are not within their presets, which
+    /// [`set_anew`](ShardMove::set_anew) corrects. No session takes values any longer, except
     /// transactions older than the swap that have not touched the sequences before. It runs behind
     /// the fence, after the marker, at the same time as the last changes. The publication must be
     /// whole, too.

@@ -42,10 +42,10 @@ impl ShardMove<'_> {
     }
 
     /// Begins the transaction of an open before the fence and locks the target's tables, so that
-    /// nobody vacuums or analyzes them or builds an index until its end. Otherwise the open's
-    /// triggers and foreign keys would have to wait for that behind the fence. Whoever does so at
-    /// present is waited for here; an autovacuum gives way. `Some`: those who did not give way, and
-    /// then nothing is locked.
+    /// they are not vacuumed or analyzed, and no index is built on them, until its end. Otherwise
+    /// the open's triggers and foreign keys would have to wait for that behind the fence. Sessions
+    /// that do so at present are waited for here; an autovacuum gives way. `Some`: those that did
+    /// not give way, and then nothing is locked.
     ///
     /// All locks are taken at once and without waiting, and each is waited for while none is held:
     /// so there can be no deadlock.
@@ -80,7 +80,7 @@ impl ShardMove<'_> {
         let until = Instant::now() + HOLD_WITHIN;
         while !locked(target, what, &all).await? {
             for table in &tables {
-                // An autovacuum is told to end once somebody has waited for deadlock_timeout.
+                // An autovacuum is cancelled once a session has waited for deadlock_timeout.
                 let one = format!(
                     "BEGIN; SELECT set_config('lock_timeout',
                         (1000 + extract(epoch FROM current_setting('deadlock_timeout')::interval) *
@@ -129,7 +129,7 @@ impl ShardMove<'_> {
         let shard = self.hold.shard.as_i32();
         let params = self.attempt(&shard, &attempt);
         let began = Instant::now();
-        // The timeout is for a mover that is paused here: otherwise nobody could open the target
+        // The timeout is for a mover that is paused here: otherwise no mover could open the target
         // once the source has decided.
         let sql = "SELECT set_config('idle_in_transaction_session_timeout', '2s', true), \
             pgshard.open($1, $2, $3, $4),
@@ -157,7 +157,7 @@ impl ShardMove<'_> {
             .typed_rows("deciding", "SELECT pgshard.decide($1, $2, $3, $4)", &params)
             .await
         {
-            // The next look at the source shows whether it was decided. Nobody else can open
+            // The next look at the source shows whether it was decided. The target cannot be opened
             // without the token.
             self.close_again(target).await?;
             return Err(error);
@@ -174,7 +174,7 @@ impl ShardMove<'_> {
         target.batch("opening the target", "ROLLBACK").await
     }
 
-    /// Opens a target whose source has decided. Does nothing if somebody else has opened it.
+    /// Opens a target with a source that has decided. Does nothing if it is open already.
     ///
     /// Locks: the rows of the shard and the tuples of its schemas on the target, for one
     /// transaction.
@@ -191,8 +191,8 @@ impl ShardMove<'_> {
     }
 }
 
-/// Runs statements that take locks. Returns false if somebody has one of them; then the transaction
-/// is rolled back.
+/// Runs statements that take locks. Returns false if another session has one of them; then the
+/// transaction is rolled back.
 async fn locked(target: &Session, what: &'static str, sql: &str) -> Result<bool, Error> {
     match target.batch(what, sql).await {
         Ok(()) => Ok(true),

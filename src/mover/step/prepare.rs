@@ -156,7 +156,7 @@ impl ShardMove<'_> {
         })
     }
 
-    /// Tells the target that the shard is coming, and writes to its ledger what will be built.
+    /// Announces the shard at the target, and writes to its ledger what will be built.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.incoming and pgshard.ledger, for one transaction.
     async fn announce(&self) -> Result<(), Error> {
@@ -225,7 +225,7 @@ impl ShardMove<'_> {
     /// Builds what comes before the rows, and rehearses the rest. `schema`: the shard's at the
     /// source.
     ///
-    /// Locks: only creates, in a schema that nobody uses; remains of an earlier attempt are
+    /// Locks: only creates, in a schema that is not in use; remains of an earlier attempt are
     /// dropped.
     async fn build_target(&self, schema: u32, creation: &Creation) -> Result<(), Error> {
         let what = "building the target's schema";
@@ -242,7 +242,7 @@ impl ShardMove<'_> {
                 .make(format!("{what}: {}", statement.what), statement)
                 .await?;
         }
-        // When the target is opened, these run together, and whoever comes first runs them.
+        // When the target is opened, these run together, and whichever is first runs them.
         for statement in at_open(creation) {
             self.target.is_one_statement(what, &statement.sql).await?;
         }
@@ -292,7 +292,8 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await
     }
 
-    /// Lets the roles ask at the target that may use the shard: their routers follow it there.
+    /// Lets the roles that may use the shard look it up at the target: their routers follow it
+    /// there.
     ///
     /// Locks: where a role may not yet, SHARE ROW EXCLUSIVE on pgshard.control_migration, until the
     /// end of the step's transaction.
@@ -308,8 +309,8 @@ impl ShardMove<'_> {
             .map_err(|error| self.target.failed(what, error))
     }
 
-    /// Locks: as pgshard.build_signpost says; ACCESS EXCLUSIVE on the views of an earlier signpost,
-    /// which nobody uses.
+    /// Locks: as documented at pgshard.build_signpost; ACCESS EXCLUSIVE on the views of an earlier
+    /// signpost, which are not in use.
     async fn build_signpost(&self) -> Result<(), Error> {
         let what = "building the signpost";
         let signpost = quote_ident(&self.names.signpost());

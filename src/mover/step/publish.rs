@@ -1,7 +1,7 @@
-//! Publish: writes to the map what the hosts say already.
+//! Publish: writes to the map what is true on the hosts already.
 //!
-//! Before: the target serves. After: the map says so too, and the journal says that only the old
-//! copy is left. If the mover dies in between, a resume publishes again, which changes nothing.
+//! Before: the target serves. After: so does it in the map, and by the journal only the old copy is
+//! left. If the mover dies in between, a resume publishes again, which changes nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! Unfence. Before: fenced by this move. After: the source serves as before. Discard. Before: the
 //! source serves. After: nothing of the move is left but its line in the journal. If the mover dies
-//! in between, the next abort, or `moves gc`, goes on.
+//! in between, the next abort, or `moves gc`, continues.
 
 use uuid::Uuid;
 
@@ -18,7 +18,7 @@ use crate::mover::step::old_copy as copy;
 use crate::pg::quote_ident;
 
 impl ShardMove<'_> {
-    /// Locks: as pgshard.unfence says: rows of shard and move, no table.
+    /// Locks: as documented at pgshard.unfence: rows of shard and move, no table.
     pub(crate) async fn unfence(&self, attempt: i32) -> Result<(), Error> {
         self.at("before unfence")?;
         let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
@@ -33,8 +33,8 @@ impl ShardMove<'_> {
         self.at("after unfence")
     }
 
-    /// Locks: on the target ACCESS EXCLUSIVE on tables, on the source on views, that nobody else
-    /// uses; for one transaction each.
+    /// Locks: on the target ACCESS EXCLUSIVE on tables, on the source on views, that no other
+    /// session uses; for one transaction each.
     pub(crate) async fn discard(&self) -> Result<(), Error> {
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
         self.drop_at_target().await?;
@@ -55,8 +55,8 @@ impl ShardMove<'_> {
     /// Drops what the move has built at the target, and no more: a resume begins with it again. The
     /// source serves.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else uses, for one transaction;
-    /// the move's row, for one statement.
+    /// Locks: on the target ACCESS EXCLUSIVE on tables that no other session uses, for one
+    /// transaction; the move's row, for one statement.
     pub(crate) async fn drop_copy(&self) -> Result<(), Error> {
         self.drop_at_target().await?;
         self.target.batch(DROPPING, "COMMIT").await?;
@@ -69,7 +69,7 @@ impl ShardMove<'_> {
     async fn drop_at_target(&self) -> Result<(), Error> {
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
         let what = DROPPING;
-        // Only what this move has built: the row says whose the schema is.
+        // Only what this move has built: the row records the move of the schema.
         let sql =
             "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
         self.target.batch(what, "BEGIN").await?;
@@ -129,7 +129,7 @@ impl ShardMove<'_> {
 
 const DROPPING: &str = "dropping what the move built";
 
-/// Locks: ACCESS EXCLUSIVE on views that nobody else uses, for one transaction.
+/// Locks: ACCESS EXCLUSIVE on views that no other session uses, for one transaction.
 async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     let (what, signpost) = (DROPPING, names.signpost());
     source
@@ -151,12 +151,12 @@ async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     source.batch(what, "COMMIT").await
 }
 
-/// Undoes the source's part at once, for when the target cannot be asked.
+/// Undoes the source's part at once, for when the target is unreachable.
 ///
 /// # Errors
 /// [`Error::TooLate`] when the source has decided.
 ///
-/// Locks: as pgshard.unfence says, and as [`drop_signpost`].
+/// Locks: as documented at pgshard.unfence, and as [`drop_signpost`].
 pub(crate) async fn undo_at_source(
     source: &Session,
     hold: Hold,

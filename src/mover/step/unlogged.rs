@@ -2,8 +2,8 @@
 //! copied behind the fence.
 //!
 //! Invariant: the marker is written only when the rows are there and committed. So a target that is
-//! ready for an attempt has the rows of that attempt, whoever opens it, and whatever happened to
-//! the mover.
+//! ready for an attempt has the rows of that attempt, whichever process opens it, and whatever
+//! happened to the mover.
 //!
 //! Before: the shard is fenced, and no transaction has locks on it. After: the target's unlogged
 //! tables have the source's rows. If the mover dies in between, the marker was not written, and the
@@ -25,7 +25,7 @@ impl ShardMove<'_> {
     /// tables of what an earlier attempt has copied, or of what an old copy had. Gives those that
     /// get rows behind the fence.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on unlogged tables that nobody uses, and the row of
+    /// Locks: on the target ACCESS EXCLUSIVE on unlogged tables that are not in use, and the row of
     /// pgshard.incoming, for one transaction; on the source ACCESS SHARE on catalogs.
     pub(crate) async fn empty_unlogged(&self, schema: u32) -> Result<Vec<TableShape>, Error> {
         let tables = table::unlogged(&self.source, schema).await?;
@@ -56,9 +56,9 @@ impl ShardMove<'_> {
 
     /// Behind the fence: copies the rows, compares them, and commits.
     ///
-    /// Locks: on the source ACCESS SHARE on tables that nobody else uses; on the target ROW
-    /// EXCLUSIVE on tables that nobody uses, and the row of pgshard.incoming; for one transaction
-    /// that takes as long as the rows take.
+    /// Locks: on the source ACCESS SHARE on tables that no other session uses; on the target ROW
+    /// EXCLUSIVE on tables that are not in use, and the row of pgshard.incoming; for one
+    /// transaction that takes as long as the rows take.
     pub(crate) async fn carry_unlogged(&self, tables: &[TableShape]) -> Result<(), Error> {
         let began = Instant::now();
         let (left, incoming) = (self.names.left(self.epoch), self.names.incoming());

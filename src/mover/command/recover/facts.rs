@@ -1,4 +1,4 @@
-//! What all hosts say about a host that has come back: rows, old copies, IDs, clocks.
+//! The facts of all hosts about a host that was set back: rows, old copies, IDs, clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,15 +25,15 @@ pub(super) struct Facts {
     pub(super) survey: Survey,
     /// Which server the host is; `None` if its database has no control schema.
     pub(super) server: Option<ServerSaid>,
-    /// The shards that all hosts were asked about.
+    /// The shards that were read on all hosts.
     pub(super) looked: BTreeMap<ShardId, Looked>,
     /// The last IDs that were seen on any host.
     pub(super) ids: BTreeMap<ShardId, Vec<IdSeen>>,
-    /// Open moves from or to the host that nobody is working on.
+    /// Open moves from or to the host without a mover at work.
     pub(super) open: Vec<OpenMove>,
 }
 
-/// What a repair says about a shard.
+/// The result of a repair's judgement of a shard.
 #[derive(Debug)]
 pub(super) enum Looked {
     At {
@@ -42,7 +42,7 @@ pub(super) enum Looked {
         /// The plan if the host is given up.
         without: Box<RepairPlan>,
     },
-    /// The hosts could not be asked, and why.
+    /// The hosts that could not be read, and why.
     Not(String),
 }
 
@@ -75,7 +75,7 @@ pub(super) struct OpenMove {
 
 const WHAT: &str = "looking for the last IDs of the shard";
 
-/// Asks all hosts.
+/// Reads all hosts.
 pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Error> {
     context.hosts.options(host)?;
     let all = context
@@ -152,7 +152,7 @@ async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
 
 /// The last IDs of these shards, wherever something of them exists: where they are served, in old
 /// copies, and in what moves were bringing. The rows of all hosts come first, then the ID clocks: a
-/// row that is written meanwhile has an ID that its clock has reached.
+/// row that is written in between has an ID that its clock has reached.
 async fn ids(
     context: &Context,
     survey: &Survey,
@@ -285,8 +285,8 @@ const CLOCKS: &str = "
     JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = 'id_ticket'
     JOIN pg_class o ON o.relnamespace = n.oid AND o.relname = 'id_offset'";
 
-/// Columns whose IDs come from next_id() and that an index orders. Other columns would have to be
-/// read as a whole, which `check --rows` does.
+/// Columns with IDs from next_id() that an index orders. Other columns would have to be read as a
+/// whole, which `check --rows` does.
 const COLUMNS: &str = "
     SELECT s.shard, s.name, c.relname::text, a.attname::text
     FROM unnest($1::int4[], $2::text[]) AS s(shard, name)

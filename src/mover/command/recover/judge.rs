@@ -1,11 +1,11 @@
-//! What must be done with a host that has come back from an earlier time: a pure function of what
-//! all hosts say.
+//! Decides what must be done with a host that was set back to an earlier time: a pure function of
+//! the facts of all hosts.
 //!
 //! If hosts contradict each other about a shard, a [repair](crate::mover::Mover::plan_repair)
 //! judges which of them serves it; nothing here decides that again.
 //!
-//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock
-//! unless an operator says so.
+//! Invariant: an ID clock is only advanced, and never by more than a day beyond its host's clock
+//! unless an operator requests it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn rows(survey: &Survey) -> Rows<'_> {
     rows
 }
 
-/// The one host that says it serves the shard, if no host knows of anything later.
+/// The one host that serves the shard by its own row, if no host knows of anything later.
 fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName> {
     let mut owners = said.iter().filter(|(_, row)| row.state.is_owner());
     let (owner, own) = owners.next()?;
@@ -66,7 +66,7 @@ fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName>
     calm.then_some(*owner)
 }
 
-/// The shards about which the host says something, or about which others say that it had them.
+/// The shards that the host has facts about, or that others record as its own.
 pub(super) fn concerned(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let names = |said: &[(&HostName, &ShardRow)]| {
         said.iter().any(|(by, row)| {
@@ -184,7 +184,7 @@ fn server(facts: &Facts) -> Option<RecoveredServer> {
             last_id: None,
         });
     };
-    // A clock that is ahead does not say when its last ID was made.
+    // A clock that is ahead does not show when its last ID was made.
     let last = clock
         .ids_ahead_ms
         .values()
@@ -307,7 +307,7 @@ fn gone(facts: &Facts) -> Option<Decision> {
     })
 }
 
-/// Moves that were under way and that nobody is working on, for shards that need no repair.
+/// Moves that were under way and have no mover at work, for shards that need no repair.
 fn open_moves(facts: &Facts, plan: &RecoveryPlan) -> Vec<Decision> {
     let mut by_move: BTreeMap<MoveId, Vec<&OpenMove>> = BTreeMap::new();
     let repaired = |shard: ShardId| {
@@ -440,7 +440,7 @@ fn by_rows(seen: &[IdSeen], host: &HostName, at: i64) -> Option<Floor> {
 }
 
 /// The clock of the host is behind the others', and the clock of its former server may not have
-/// been. If only two clocks differ, nobody knows which is right; then ours decides.
+/// been. If only two clocks differ, it is unknown which is right; then this machine's decides.
 fn by_clocks(facts: &Facts, host: &HostName, clock: &ClockFacts) -> Option<Floor> {
     let other = |(other, facts): (&HostName, &Result<HostFacts, _>)| {
         facts

@@ -1,8 +1,8 @@
 //! A host that has come back from an earlier time: it was restored, emptied, or failed over to a
 //! standby that lacked the last seconds.
 //!
-//! [`read`](facts::read) asks all hosts, [`judge`](judge::judge) says what must be done, and a
-//! repair decides for each shard which host serves it. A second run does nothing.
+//! [`read`](facts::read) reads all hosts, [`judge`](judge::judge) determines what must be done, and
+//! a repair decides for each shard which host serves it. A second run does nothing.
 
 mod facts;
 mod judge;
@@ -21,7 +21,7 @@ use crate::pg::quote_ident;
 
 pub use plan::{ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere};
 
-/// Asks every host and judges. No writes.
+/// Reads every host and decides. Writes nothing.
 pub(in crate::mover) async fn plan(
     context: &Context,
     host: &HostName,
@@ -30,8 +30,8 @@ pub(in crate::mover) async fn plan(
     Ok(judge::judge(&facts::read(context, host).await?, margin))
 }
 
-/// Does what a plan says can be done, and returns what is left. The clocks come first: from then
-/// on, applications that already write to the host get no ID a second time.
+/// Executes what a plan contains, and returns what is left. The clocks come first: from then on,
+/// applications that already write to the host get no ID a second time.
 pub(in crate::mover) async fn recover(
     context: &Context,
     plan: &RecoveryPlan,

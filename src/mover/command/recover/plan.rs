@@ -74,7 +74,7 @@ pub struct LostMove {
     pub epoch: ShardEpoch,
 }
 
-/// An ID clock that has to go on from a later time.
+/// An ID clock that has to continue from a later time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClockRaise {
@@ -96,10 +96,10 @@ pub struct ClockRaise {
 pub struct RowsElsewhere {
     /// The shard.
     pub shard: ShardId,
-    /// What that host says about them.
+    /// That host's facts about them.
     pub says: String,
-    /// The command that makes that host serve the shard with these rows, and the other keep its own
-    /// beside it.
+    /// The command that makes that host serve the shard with these rows, while the other keeps its
+    /// own.
     pub command: String,
 }
 

@@ -157,7 +157,7 @@ fn who_serves_is_clear_or_not() {
         ),
         (["0 serving 3", "0 moved 3 db3", ""], vec![], vec![0]),
         (["0 fenced 1 db2", "0 incoming 2 db1", ""], vec![0], vec![]),
-        // It has nothing to say about the shards of others.
+        // It has no facts about the shards of others.
         (["", "0 serving 1", "0 serving 1"], vec![], vec![]),
         (["down", "0 moved 2 db1", ""], vec![], vec![0]),
     ] {
@@ -209,7 +209,7 @@ fn no_id_comes_twice() {
     let words = ["0 serving 1", "0 moved 1 db1", ""];
     for (clocks, ids_ahead, seen, margin, expected) in [
         ([0, 0, 0], -60, vec![], None, ""),
-        // IDs that others have seen are later than the host's last ID, whatever its clock says.
+        // IDs that others have seen are later than the host's last ID, whatever its clock shows.
         ([0, 0, 0], -60, vec![("db2", -61)], None, ""),
         (
             [0, 0, 0],

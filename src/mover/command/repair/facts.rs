@@ -1,4 +1,4 @@
-//! What every host says about one shard, first-hand.
+//! The facts of every host about one shard, first-hand.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::pg::HostState;
 use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
-/// A host, and what it says.
+/// A host, and its facts.
 #[derive(Clone, Debug)]
 pub(super) struct Said {
     pub(super) host: HostName,
@@ -29,7 +29,7 @@ pub(super) struct Said {
 /// The result of asking a host.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
-    /// It says this.
+    /// It reports this.
     Known(Box<Known>),
     /// It reports nothing about the shard.
     Silent(Silence),
@@ -49,7 +49,7 @@ impl Answer {
     }
 }
 
-/// Everything that one host says about the shard.
+/// The facts of one host about the shard.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     pub(super) server: ServerSaid,
@@ -81,7 +81,7 @@ pub(super) struct ShardSaid {
     pub(super) token: Option<Uuid>,
 }
 
-/// Who owns the shard, by the host's own word.
+/// The owner of the shard, by the host's own row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Owning {
     Serving,
@@ -137,7 +137,7 @@ pub(super) struct JournaledMove {
     pub(super) worker: Option<Worker>,
 }
 
-/// Asks all hosts of the config, each in one snapshot. Hosts that others name, but the config does
+/// Reads all hosts of the config, each in one snapshot. Hosts that others name, but the config does
 /// not, count as [`HostState::NotAsked`].
 ///
 /// # Errors
@@ -208,8 +208,8 @@ fn named(said: &Said) -> Vec<HostName> {
     .collect()
 }
 
-/// What a host says. If it has no control schema, or has rows that no release of ours has written,
-/// it counts as silent.
+/// The facts of a host. If it has no control schema, or has rows that no release of pgshard has
+/// written, it counts as silent.
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
 async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answer, Error> {
@@ -259,8 +259,9 @@ async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answe
     Ok(Answer::Known(Box::new(known)))
 }
 
-/// The answer of a host without a whole control schema. It serves nothing if there is nothing of
-/// ours; with a damaged control schema, or with shards beside none, it may serve them.
+/// The result for a host without a whole control schema. It serves nothing if it has nothing of
+/// pgshard's; with a damaged control schema, or with shards but no control schema, it may serve
+/// them.
 ///
 /// Locks: none.
 async fn empty(session: &Session, context: &Context) -> Result<Answer, Error> {
@@ -287,7 +288,7 @@ async fn empty(session: &Session, context: &Context) -> Result<Answer, Error> {
 
 const WHAT: &str = "asking what the host knows of the shard";
 
-/// Asks a server who it is.
+/// Reads a server's identity.
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
 pub(in crate::mover::command) async fn server(session: &Session) -> Result<ServerSaid, Error> {

@@ -1,10 +1,10 @@
 //! Decides what can be repaired when hosts contradict each other about a shard: a pure function of
-//! what they say and of what the operator gives up.
+//! their facts and of what the operator gives up.
 //!
 //! Invariants: if a host has rows that would not be served, or may have some and does not answer,
-//! only the operator's word gives it up. The exception is when another host has the shard at a
-//! later epoch: then the host is wrong, and its rows are kept. No step makes a second host serve
-//! the shard.
+//! only the operator can give it up. The exception is when another host has the shard at a later
+//! epoch: then the host is wrong, and its rows are kept. No step makes a second host serve the
+//! shard.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ pub(super) enum Judgement {
     },
     /// An operator must choose what to give up.
     Choose(Vec<Choice>),
-    /// No host that can be asked has the shard, or a whole copy of it.
+    /// No reachable host has the shard, or a whole copy of it.
     Nothing,
 }
 
@@ -76,13 +76,13 @@ pub(super) struct Choice {
     pub(super) actions: Vec<Action>,
 }
 
-/// What the hosts say, and which hosts are given up.
+/// The facts of the hosts, and the hosts that are given up.
 pub(super) struct View<'a> {
     pub(super) said: &'a [Said],
     pub(super) given_up: &'a BTreeSet<HostName>,
 }
 
-/// A host that owns the shard by its own word.
+/// A host that owns the shard by its own row.
 #[derive(Clone, Copy)]
 struct Owner<'a> {
     host: &'a HostName,
@@ -183,7 +183,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// An owner at the latest epoch that anybody names, among those who are not given up.
+    /// An owner at the latest epoch that any host names, among those that are not given up.
     fn keep(
         &self,
         best: Owner<'a>,
@@ -246,7 +246,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Nobody serves it, and this is the last statement about it.
+    /// No host serves it, and this is the last record of it.
     fn lost(&self, lost: &Dangling<'a>, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
         let (_, from) = self
             .answers()
@@ -285,7 +285,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Nobody serves it, and the host that was said to serve it is given up.
+    /// No host serves it, and the host that was recorded as serving it is given up.
     fn unowned(&self, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
         // If the source of a move answers, its row decides, so what the move brought is what an
         // ended move has left. The same holds if the shard has been elsewhere since.
@@ -303,7 +303,7 @@ impl<'a> View<'a> {
             .filter_map(|(host, known)| Some((host, known.incoming.as_ref().filter(whole)?)));
         let brought = brought.max_by_key(|(_, whole)| whole.epoch);
         let done = match (copy, brought) {
-            // Nobody can say which of them is later.
+            // It is unknown which of them is later.
             (Some((kept, copy)), Some((host, whole))) if copy.epoch < whole.epoch && copy.fed => {
                 return Settled::Blocked(vec![BTreeSet::from([kept]), BTreeSet::from([host])]);
             }
@@ -370,7 +370,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The owners by their own word that are given up: they stand down first.
+    /// The owners by their own row that are given up: they stand down first.
     fn stand_downs(&self, owner: &HostName, since: ShardEpoch) -> Vec<Action> {
         let owns = |known: &Known| {
             known
@@ -386,7 +386,7 @@ impl<'a> View<'a> {
             .collect()
     }
 
-    /// Hosts that say nothing may have the shard at a later epoch than anybody knows.
+    /// Hosts that did not answer may have the shard at a later epoch than any known one.
     fn unheard(&self) -> Option<Settled<'a>> {
         let silent = self
             .said
@@ -412,7 +412,7 @@ impl<'a> View<'a> {
             .filter(|(host, _)| !self.given_up.contains(*host))
     }
 
-    /// The owners by their own word, the latest first.
+    /// The owners by their own row, the latest first.
     fn owners(&self) -> Vec<Owner<'a>> {
         let owner = |(host, known): (&'a HostName, &'a Known)| {
             let row = known
@@ -469,7 +469,7 @@ impl<'a> View<'a> {
         copies.max_by_key(|(host, copy)| (copy.epoch, *host))
     }
 
-    /// The latest epoch that anybody names.
+    /// The latest epoch that any host names.
     fn latest(&self) -> ShardEpoch {
         let named = self.answers().flat_map(|(_, known)| {
             let row = known.row.iter().map(|row| row.epoch);

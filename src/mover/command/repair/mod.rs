@@ -1,9 +1,10 @@
-//! Repairs a shard about which hosts contradict each other: two serve it, or nobody does, because a
+//! Repairs a shard about which hosts contradict each other: two serve it, or none does, because a
 //! host has lost what it had recorded.
 //!
-//! [`read`](facts::read) asks every host, [`judge`](judge::judge) decides, and the control schema's
-//! functions do it, each by a compare-and-swap. If something has changed meanwhile, they refuse,
-//! and the same command has to be run again. It also continues a repair that died.
+//! [`read`](facts::read) reads every host, [`judge`](judge::judge) decides, and the control
+//! schema's functions execute the steps, each by a compare-and-swap. If something has changed in
+//! between, they refuse, and the same command has to be run again. It also continues a repair that
+//! died.
 
 mod facts;
 mod judge;
@@ -37,11 +38,11 @@ use crate::store;
 pub(in crate::mover::command) use facts::{ServerSaid, server};
 pub use plan::{AnsweringHost, GiveUp, HostSays, Repair, RepairPlan, RepairWay};
 
-/// What the journals say about everything that a repair has ended.
+/// What the journals contain about everything that a repair has ended.
 const WHY: &str =
     "hosts contradicted each other about the shard: `pgshard moves repair` has decided";
 
-/// Asks every host and judges. No writes.
+/// Reads every host and decides. Writes nothing.
 pub(in crate::mover) async fn plan(
     context: &Context,
     shard: ShardId,
@@ -51,7 +52,7 @@ pub(in crate::mover) async fn plan(
     Ok(RepairPlan::of(shard, &context.prefix, &said, give_up))
 }
 
-/// The same twice, of one answer of the hosts: with nobody given up, and with this host.
+/// The same twice, from one reading of the hosts: with no host given up, and with this one.
 pub(in crate::mover::command) async fn plan_with_and_without(
     context: &Context,
     shard: ShardId,
@@ -211,7 +212,7 @@ impl Work<'_> {
         Ok(self.context.hosts.open(host).await?.for_shard(self.shard))
     }
 
-    /// Calls a function of the control schema whose first parameter is the shard.
+    /// Calls a function of the control schema that has the shard as its first parameter.
     async fn call(
         &self,
         at: &Session,
@@ -225,12 +226,12 @@ impl Work<'_> {
     }
 
     /// Makes the old copy the shard again. Its unlogged tables are emptied, as after a crash: their
-    /// rows are from before the move, and nothing was fed to them since. No trigger runs for that:
-    /// the old copy has had nobody to look after it, and whoever may make triggers there would run
-    /// code as us.
+    /// rows are from before the move, and they have not been kept up to date since. No trigger runs
+    /// for that: the old copy was unsupervised, and a role that may create triggers there would run
+    /// code as our role.
     ///
-    /// Locks: as pgshard.take_back says, and ACCESS EXCLUSIVE on unlogged tables that nobody uses,
-    /// for one transaction.
+    /// Locks: as documented at pgshard.take_back, and ACCESS EXCLUSIVE on unlogged tables that are
+    /// not in use, for one transaction.
     async fn take_back(
         &self,
         at: &Session,
@@ -276,10 +277,10 @@ impl Work<'_> {
     }
 
     /// Makes the host refuse the shard, and records the old copy's definition as it is now:
-    /// `complete` drops it only if nobody has altered it. Both are in one transaction, because no
+    /// `complete` drops it only if it was not altered. Both are in one transaction, because no
     /// other repair would record it.
     ///
-    /// Locks: as pgshard.stand_down says, while the catalogs of one schema are read.
+    /// Locks: as documented at pgshard.stand_down, while the catalogs of one schema are read.
     async fn stand_down(
         &self,
         at: &Session,

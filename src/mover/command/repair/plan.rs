@@ -12,14 +12,13 @@ use crate::mover::protocol::state::Phase;
 use crate::pg::HostState;
 use crate::shard::{SchemaPrefix, ShardId};
 
-/// What hosts say about a shard, and what can be repaired without losing rows that were
-/// acknowledged.
+/// The facts of the hosts about a shard, and what can be repaired without losing acknowledged rows.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RepairPlan {
     /// The shard.
     pub shard: ShardId,
-    /// What each host says first-hand.
+    /// The facts of each host first-hand.
     pub hosts: Vec<HostSays>,
     /// Hosts that were given up, that answer, and that do not report what they have of the shard:
     /// they may serve it.
@@ -35,10 +34,10 @@ pub struct RepairPlan {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GiveUp {
-    /// The hosts whose rows of the shard are given up. The config need not name them.
+    /// The hosts with rows of the shard that are given up. The config need not name them.
     pub hosts: BTreeSet<HostName>,
-    /// Hosts that were fenced off: no application reaches them any more. Without this word, a host
-    /// that answers with an error is not given up.
+    /// Hosts that were fenced off: no application reaches them any more. Without this declaration,
+    /// a host that answers with an error is not given up.
     pub fenced: BTreeSet<HostName>,
 }
 
@@ -75,13 +74,13 @@ impl std::fmt::Display for AnsweringHost {
     }
 }
 
-/// What one host says about a shard.
+/// The claim of one host about a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HostSays {
     /// The host.
     pub host: HostName,
-    /// What it says, or why it says nothing.
+    /// Its claim, or the reason why it has none.
     pub says: String,
 }
 
@@ -98,7 +97,7 @@ pub enum Repair {
     Do(RepairWay),
     /// One of these, each of which gives something up: an operator must choose.
     Choose(Vec<RepairWay>),
-    /// Nothing can be done: no host that can be asked has the shard or a whole copy of it.
+    /// Nothing can be done: no reachable host has the shard or a whole copy of it.
     Nothing,
 }
 
@@ -204,13 +203,13 @@ fn silent<'a>(
     silent.filter(|(host, _)| hosts.contains(*host))
 }
 
-/// Whether a silent host may be given up by one word: it cannot be reached, or it answers that it
+/// Whether a silent host may be given up by one flag: it cannot be reached, or it answers that it
 /// has nothing.
 fn may_be_given_up(state: HostState) -> bool {
     state.may_be_gone() || state == HostState::Serving
 }
 
-/// What a host says, on one line.
+/// A host's claim, on one line.
 fn says(said: &Said, names: &Names) -> String {
     let known = match &said.answer {
         Answer::Known(known) => known,

@@ -1,4 +1,4 @@
-//! Tests the decision with a table, and over everything that three hosts can say.
+//! Tests the decision with a table, and over every combination of the facts of three hosts.
 
 use std::collections::BTreeSet;
 
@@ -127,7 +127,7 @@ fn judged(hosts: &[&str], given_up: &[&str]) -> String {
     }
 }
 
-/// What a repair says of a shard by the words of db1, db2 …, with these given up.
+/// The result of a repair of a shard with these facts of db1, db2 …, with these given up.
 pub(in crate::mover::command) fn planned(
     shard: ShardId,
     hosts: &[&str],
@@ -260,7 +260,7 @@ fn what_is_sure_is_done_and_what_is_not_is_asked() {
     }
 }
 
-/// Everything that one of three hosts can say.
+/// All possible facts of one of three hosts.
 fn all_words(own: usize) -> Vec<String> {
     let mut words = vec![String::new(), "silent".to_owned()];
     for at in 1..=3 {

@@ -1,5 +1,5 @@
-//! What can still be audited of a kept shard whose snapshots are lost: tables that are the same on
-//! both sides now, and tables that differ although nobody has written to them since.
+//! Determines what can still be audited of a kept shard without its snapshots: tables that are the
+//! same on both sides now, and tables that differ although they have not been written to since.
 //!
 //! Invariant: a difference in what may have been written to since is called "not audited", whatever
 //! it is.
@@ -203,8 +203,8 @@ const SINCE_MARKER: &str = "SELECT age(xmin) FROM pgshard.marker WHERE move_id =
     $2 ORDER BY attempt DESC LIMIT 1";
 
 /// Whether the snapshot sees a row of a transaction younger than `since`, or may have seen one: a
-/// table that was dropped or written anew since shows its rows no more. What is in the table now
-/// says less: the rows that differed may have been deleted meanwhile.
+/// table that was dropped or rewritten since no longer shows its rows. The present content of the
+/// table proves less: the rows that differed may have been deleted in between.
 ///
 /// Locks: ACCESS SHARE on the table, for one look.
 async fn is_younger(
@@ -288,7 +288,7 @@ impl TableName {
     }
 }
 
-/// The first version whose idle sessions report their counts to the statistics.
+/// The first version with idle sessions that report their counts to the statistics.
 const COUNTED_SINCE: u32 = 150_000;
 
 /// How soon they report them (PGSTAT_IDLE_INTERVAL is ten seconds).

@@ -4,10 +4,10 @@
 //!
 //! Two snapshots make it possible. The target's is taken when the last change is applied and before
 //! the open commits, at the same time as other work, so that it does not lengthen the pause. The
-//! source's is taken later: nobody writes to an old copy until the shard is kept. Both are held
-//! without a lock ([`side`]). What they see is compared once the shard is kept ([`rows`]), while
-//! the application works at the target, and reverse replication at the old copy. Sequences and
-//! definitions are compared as soon as the target is open ([`rest`]).
+//! source's is taken later: there are no writes to an old copy until the shard is kept. Both are
+//! held without a lock ([`side`]). What they see is compared once the shard is kept ([`rows`]),
+//! while the application works at the target, and reverse replication at the old copy. Sequences
+//! and definitions are compared as soon as the target is open ([`rest`]).
 //!
 //! # What it cannot compare
 //! Snapshots do not see what was truncated since, or rewritten by ALTER TABLE, dropped or altered:
@@ -166,7 +166,7 @@ pub(in crate::mover) async fn begin(
     begun.await.map_err(|error| chain(&error))
 }
 
-/// What is different, without definitions that somebody may have altered at the target since the
+/// The differences, without definitions that may have been altered at the target since the
 /// snapshot: these were not compared. A migration may run as soon as the shard is open, and so may
 /// an application's own statements.
 ///
@@ -227,13 +227,13 @@ const KNOWN: &str = "it differed already when the move that is taken back was au
 /// The prefix of a table's name in the differences.
 const TABLE: &str = "table ";
 
-/// Compares, and records the result. Gives what the journal says then.
+/// Compares, and records the result. Returns the journal's state then.
 ///
 /// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the
 /// move's row, for one statement.
 ///
 /// # Cancel safety
-/// If dropped, the snapshots are lost, and the journal says that the audit was broken off.
+/// If dropped, the snapshots are lost, and the journal records that the audit was broken off.
 pub(in crate::mover) async fn run(
     context: &Context,
     begun: Begun,
@@ -249,8 +249,8 @@ pub(in crate::mover) async fn run(
     audit
 }
 
-/// Audits what is still possible of a kept shard whose snapshots are lost. Gives what the journal
-/// says then.
+/// Audits what is still possible of a kept shard without its snapshots. Returns the journal's state
+/// then.
 ///
 /// Locks, cancel safety: as [`run`].
 pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
@@ -298,7 +298,7 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
 }
 
 impl Begun {
-    /// Compares until everything is done, the time is over, or a stop is asked for.
+    /// Compares until everything is done, the time is over, or a stop is requested.
     async fn compare(mut self, context: &Context, permits: Option<&CutOverPermits>) -> Audit {
         let compared = async {
             let (ours, theirs) = tokio::try_join!(

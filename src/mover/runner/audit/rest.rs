@@ -26,7 +26,7 @@ pub(super) async fn compare(
 ) -> Result<Vec<AuditDifference>, Error> {
     let (left, schema) = (Namespace::Oid(left), Namespace::Oid(schema));
     let mut found = Vec::new();
-    // The source's are read first: the target's can only grow meanwhile.
+    // The source's are read first: the target's can only grow in between.
     let what = "comparing the sequences";
     let ours = sequences::read(source.client.client(), &left)
         .await

@@ -339,9 +339,9 @@ impl Found {
     }
 }
 
-/// The result for two digests. `moved` says that the rows may have been stored elsewhere meanwhile:
-/// an old snapshot sees none of the rows of a table that was truncated, or rewritten by ALTER
-/// TABLE. VACUUM FULL and CLUSTER leave it what it saw.
+/// The result for two digests. `moved`: the rows may have been stored elsewhere in between: an old
+/// snapshot sees none of the rows of a table that was truncated, or rewritten by ALTER TABLE.
+/// VACUUM FULL and CLUSTER do not affect it.
 fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> ChunkOutcome {
     match (source == target, moved) {
         (true, false) => ChunkOutcome::Same,

@@ -1,9 +1,9 @@
 //! One host in the state of one moment: a snapshot that is held without a lock, and reads through
 //! it.
 //!
-//! Invariant: between two reads the session holds no lock on any table, so that nobody waits for an
-//! audit for longer than one read takes. Each read runs within a savepoint that is rolled back,
-//! which releases its locks and keeps the snapshot.
+//! Invariant: between two reads the session holds no lock on any table, so that no session waits
+//! for an audit for longer than one read takes. Each read runs within a savepoint that is rolled
+//! back, which releases its locks and keeps the snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -40,7 +40,7 @@ pub(super) struct Stored {
 /// A session with a snapshot.
 pub(crate) struct Side {
     pub(super) session: Session,
-    /// The OID of the schema, whose name changes with the open.
+    /// The OID of the schema. Its name changes with the open.
     pub(super) schema: u32,
     /// When the snapshot was taken.
     taken: OnceLock<Instant>,
@@ -133,7 +133,7 @@ impl Side {
         })
     }
 
-    /// Gives up the snapshot, and the session to whoever opens one next.
+    /// Gives up the snapshot, and returns the session to the spare ones.
     pub(super) async fn give_back(self, hosts: &Hosts) {
         let ended = self
             .session
@@ -170,8 +170,7 @@ impl Side {
     }
 
     /// Whether the schema's definition is what the snapshot sees; the session is another one of the
-    /// same host. If it is not said to be, it may still be: what happens to any publication there
-    /// counts, too.
+    /// same host. False does not prove a change: changes of any publication there count, too.
     ///
     /// Locks: ACCESS SHARE on catalogs, for two statements.
     pub(super) async fn is_unaltered(&self, now: &Session, until: Instant) -> Result<bool, Error> {
@@ -186,7 +185,7 @@ impl Side {
             .map_err(|error| now.failed(what, error))
     }
 
-    /// Begins a read, whose statements end at this time at the latest.
+    /// Begins a read with statements that end at this time at the latest.
     pub(super) async fn begin(&self, until: Instant) -> Result<(), Error> {
         self.session
             .batch("beginning a look", &Self::begin_sql(until))
@@ -215,8 +214,7 @@ impl Side {
 
     /// Ends the reading of a table. Gives the file of its rows at the time it was read.
     pub(super) async fn leave(&self, table: Stored) -> Result<Option<u32>, Error> {
-        // The file is read while the lock is held, so that nobody can have changed it since the
-        // read.
+        // The file is read while the lock is held, so that it cannot have changed since the read.
         let sql = format!("SELECT pg_relation_filenode({}); {END}", table.oid);
         Ok(self
             .value("ending a look", &sql)

@@ -93,7 +93,7 @@ impl Driver<'_> {
                 self.fenced_at = Some(before);
                 Ok(())
             }
-            // Nothing was fenced, so nobody waits for us meanwhile.
+            // Nothing was fenced, so the application is not blocked during this time.
             Ok(None) => self.again(HELD.to_owned()).await,
             // A table was created after the signpost was built. If the reason is another, the next
             // observation shows it.
@@ -102,7 +102,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Builds the target and the signpost again, because somebody altered the shard.
+    /// Builds the target and the signpost again, because the shard was altered.
     async fn rebuild(&mut self, what: String) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         self.rebuilds += 1;
@@ -118,7 +118,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Copies, until the lease is lost or a stop is asked for.
+    /// Copies, until the lease is lost or a stop is requested.
     pub(in crate::mover::runner) async fn copy(
         &mut self,
         entry: &Entry,

@@ -22,7 +22,7 @@ pub(in crate::mover) enum Copying<'a> {
     Online(Online<'a>),
 }
 
-/// Those who work on a shard whose changes are applied to its target.
+/// The tasks that work on a shard while its changes are applied to its target.
 #[derive(Clone, Copy)]
 pub(in crate::mover) struct Online<'a> {
     /// Applies the changes.
@@ -44,8 +44,8 @@ pub(in crate::mover) struct Remembered {
     pub(in crate::mover) comparing_on: Option<Servers>,
     /// The servers at the last observation.
     pub(in crate::mover) seen: Option<Servers>,
-    /// The attempt behind whose fence this mover has examined the shard, and found nothing changed.
-    /// Only this one is decided.
+    /// The attempt with the fence behind which this mover has checked the shard, and found nothing
+    /// changed. Only this one is decided.
     pub(in crate::mover) looked: Option<i32>,
     /// The target as it is before it opens, for the audit.
     pub(in crate::mover) unopened: Option<audit::Target>,
@@ -62,8 +62,8 @@ impl Remembered {
     }
 }
 
-/// Everything that can end a wait for a shard that is open: its lease is lost, a stop is asked for,
-/// it is found altered, or its stream ends.
+/// Everything that can end a wait for a shard that is open: its lease is lost, a stop is requested,
+/// it was altered, or its stream ends.
 #[derive(Clone, Copy)]
 pub(in crate::mover) struct Patience<'a> {
     pub(in crate::mover) context: &'a Context,
@@ -73,7 +73,7 @@ pub(in crate::mover) struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Does the work, or ends with the error that says why it is not worth waiting for any longer.
+    /// Does the work, or ends with the error because of which it need not be waited for any longer.
     pub(in crate::mover) async fn wait_for<T>(
         &self,
         work: impl Future<Output = Result<T, Error>>,

@@ -148,7 +148,7 @@ impl<'a> Driver<'a> {
             }
             let store: &dyn MapStore = &*self.context.store;
             self.work.publish(store).await?;
-            // This comes before anybody may write to the old copy.
+            // This comes before any role may write to the old copy.
             let verdict = match self.work.mode {
                 // It was compared behind its fence, or it would not have opened.
                 Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
@@ -169,7 +169,8 @@ impl<'a> Driver<'a> {
                 .settle(self.built.as_ref().map(|built| &built.creation))
                 .await?;
             drop(piece);
-            // If somebody else has opened it, the pause was over before we noticed.
+            // If another mover or a router has opened it, the pause was over before this one
+            // noticed.
             let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
             self.work.keep(pause, verdict).await
         })
@@ -200,9 +201,9 @@ impl<'a> Driver<'a> {
     /// Ends this mover's work with a shard that it gives up: the shard is served, the lease is
     /// free, and a target without disk space has none of it. Gives the error to report.
     pub(in crate::mover::runner) async fn give_up(&mut self, error: Error) -> Error {
-        // After a lost lease too: if only our connections are gone, nobody else makes the source
-        // serve before the deadline. If somebody has taken over, both this and the release name a
-        // lease that no longer exists.
+        // After a lost lease too: if only our connections are gone, no other mover makes the source
+        // serve before the deadline. If one has taken over, both this and the release name a lease
+        // that no longer exists.
         self.leave_serving().await;
         let error = self.make_room(error).await;
         self.release(Some(&error)).await;
@@ -225,7 +226,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Drops the copy from a target that has no disk space left: the shards that are served there
-    /// need it, and the copy is of no use before somebody has made room. Gives the error to report.
+    /// need it, and the copy is of no use until there is space. Returns the error to report.
     ///
     /// A rollback's target is an old copy, which may be all that is left: it is never dropped here.
     async fn make_room(&mut self, error: Error) -> Error {
@@ -245,7 +246,7 @@ impl<'a> Driver<'a> {
                 Ok(true) => break None,
                 // It was decided, or another mover has it: then the copy is not this one's to drop.
                 Ok(false) => return error,
-                // Workers whose sessions were just closed may still have locks, and a server
+                // Workers with sessions that were just closed may still have locks, and a server
                 // without disk space may be about to restart.
                 Err(again) if Instant::now() >= until => break Some(chain(&again)),
                 Err(again) => tracing::debug!(%shard, error = chain(&again), "the copy stays"),
@@ -275,8 +276,8 @@ impl<'a> Driver<'a> {
         Ok(true)
     }
 
-    /// Takes back a fence that this mover leaves behind when it gives up before decide, for
-    /// whatever reason. It does not ask the target, which may be what failed.
+    /// Removes a fence that this mover leaves behind when it gives up before decide, for whatever
+    /// reason. It does not use the target, which may be what failed.
     async fn leave_serving(&mut self) {
         let shard = self.work.hold.shard;
         let again = async {

@@ -1,8 +1,8 @@
 //! One shard that this mover works on: what it remembers between two steps, and each step, as the
 //! loop of [`single`](crate::mover::runner::single) runs it.
 //!
-//! Invariant: a driver decides nothing. [`state::next`](crate::mover::protocol::state::next) says
-//! what comes next, from what the hosts say and from [`Driver::own`].
+//! Invariant: a driver decides nothing. [`state::next`](crate::mover::protocol::state::next)
+//! returns the next step, from the state of the hosts and from [`Driver::own`].
 
 mod blocking;
 mod copying;
@@ -43,13 +43,13 @@ pub(in crate::mover) struct Driver<'a> {
     heartbeat: &'a Heartbeat,
     goal: Goal,
     copying: Copying<'a>,
-    /// For a shard whose changes are applied.
+    /// For a shard with changes that are applied.
     remembered: Remembered,
     /// What this mover has built the target from, if it has built it.
     built: Option<Blueprint>,
     /// How often this mover has fenced.
     fences: u32,
-    /// How often this mover has built the target again because somebody altered the shard.
+    /// How often this mover has built the target again because the shard was altered.
     rebuilds: u32,
     /// When the pause began.
     fenced_at: Option<Instant>,
@@ -64,7 +64,7 @@ pub(in crate::mover) struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// A driver of a shard whose changes nobody applies.
+    /// A driver of a shard without a stream of changes.
     pub(in crate::mover) fn new(
         context: &'a Context,
         work: ShardMove<'a>,
@@ -93,7 +93,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The same for a shard whose changes are applied to what was built from this blueprint.
+    /// The same for a shard with changes that are applied to what was built from this blueprint.
     /// `compared_on`: the servers on which source and target were compared, if this mover has done
     /// that.
     pub(in crate::mover) fn following(
@@ -145,7 +145,7 @@ impl<'a> Driver<'a> {
         )
     }
 
-    /// Asks both hosts for their present state. Once it has opened the target, it does so on new
+    /// Reads the present state from both hosts. Once it has opened the target, it does so on new
     /// connections if it has to: a target that has crashed since may have to be opened again.
     pub(super) async fn observe(&mut self) -> Result<Observation, Error> {
         let shard = self.work.hold.shard;
@@ -189,7 +189,7 @@ impl<'a> Driver<'a> {
             self.disconnected_since = None;
         }
         let since = *self.disconnected_since.get_or_insert_with(Instant::now);
-        // While it is fenced, nobody can use the shard.
+        // While it is fenced, the shard is unavailable.
         let most = match self.fenced_at {
             Some(_) => OPEN_FOR,
             None => DISCONNECTED_MAX,
@@ -252,7 +252,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Those who work on a shard whose changes are applied.
+    /// The tasks that work on a shard with changes that are applied.
     fn online(&self) -> Result<Online<'a>, Error> {
         match self.copying {
             Copying::Online(online) => Ok(online),
@@ -286,8 +286,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Handles a refusal of a host: the fence expired, or somebody with the token opened the
-    /// target. The next observation shows it.
+    /// Handles a refusal of a host: the fence expired, or the target was opened by another holder
+    /// of the token. The next observation shows it.
     fn look_again(&mut self, reason: String) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::info!(%shard, reason, "looking again");

@@ -26,7 +26,7 @@ impl Driver<'_> {
         Box::pin(async move {
             let began = Instant::now();
             let servers = facts::servers(&self.work.source, &self.work.target).await?;
-            // What another mover has compared may have been altered since, while nobody looked.
+            // What another mover has compared may have been altered since, unobserved.
             let compared_on = self.remembered.compared_on.take();
             let before = compared_on.or(self.remembered.comparing_on.take());
             if before.is_none_or(|before| before != servers) {

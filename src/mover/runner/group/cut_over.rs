@@ -14,7 +14,7 @@ use crate::mover::stream::follower::Follower;
 use crate::shard::ShardId;
 
 impl Group<'_> {
-    /// A driver of a shard whose changes are applied.
+    /// A driver of a shard with changes that are applied.
     async fn with_stream<'d>(
         &'d self,
         member: Member,

@@ -1,5 +1,5 @@
-//! What happens while a group is worked on: its mover is asked to stop or to pause, or the slot
-//! keeps too much WAL, or is lost.
+//! Supervises a group during its work: its mover may be requested to stop or to pause, and the slot
+//! may retain too much WAL, or be lost.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::mover::stream::slot;
 use crate::pg::cause::chain;
 
 impl Group<'_> {
-    /// While the group is worked on, passes on what its mover is asked for, and watches the slot.
-    /// Returns when something is wrong with it.
+    /// While the group is worked on, passes on the requests to its mover, and watches the slot.
+    /// Returns when the slot is at fault.
     pub(super) async fn mind(&self) -> SlotTrouble {
         let mut asked = self.whole.stop.subscribe();
         let stopping = async {
@@ -56,8 +56,9 @@ impl Group<'_> {
         }
     }
 
-    /// The ends of a group whose slot was lost: what stopped for it says so. The slot's row in the
-    /// ledger stays, so that a resume finds that it is gone, and copies again.
+    /// The results of a group with a lost slot: the shards that stopped for it have that as their
+    /// error. The slot's row in the ledger is kept, so that a resume finds that it is gone, and
+    /// copies again.
     pub(super) async fn without_slot(&self, ends: Vec<End>, state: &'static str) -> Vec<End> {
         let slot = self.stream();
         tracing::warn!(slot, host = %self.shared.source, state, "something else has dropped the \
@@ -77,7 +78,7 @@ impl Group<'_> {
         ends.into_iter().map(explain).collect()
     }
 
-    /// Drops the slot, then aborts what is not decided and finishes what is. By then nobody works
+    /// Drops the slot, then aborts what is not decided and finishes what is. By then no task works
     /// on the group.
     pub(super) async fn save_the_disk(
         &self,

@@ -80,7 +80,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Builds the keys and indexes of a shard whose rows are there.
+    /// Builds the keys and indexes of a shard with rows that were copied.
     async fn keys(
         &self,
         mut member: Member,

@@ -1,8 +1,8 @@
-//! Feeding old copies: applies to them what their new hosts change, until somebody stops it.
+//! Reverse replication: applies the changes of the new hosts to old copies, until it is stopped.
 //!
-//! Invariant: if two feed one move, one of them waits. A rollback or `complete` need not ask the
-//! feed: what they write makes it let go. While a rollback has taken a shard, nobody feeds the
-//! others that share its slot.
+//! Invariant: if two processes apply to one move, one of them waits. A rollback or `complete` need
+//! not contact this process: what they write makes it stop. While a rollback has taken a shard, the
+//! others that share its slot are not fed.
 
 use crate::mover::step::old_copy;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The shards of one move that went from one host to another.
 type Key = (MoveId, HostName, HostName);
 
-/// Feeds the old copies of all kept moves, or of one, until the mover is told to stop.
+/// Keeps the old copies of all kept moves, or of one, up to date until the mover is stopped.
 pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
     let mut stop = context.stop.subscribe();
     let mut fed: BTreeMap<Key, Feeding> = BTreeMap::new();
@@ -61,8 +61,8 @@ pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
     }
 }
 
-/// Ends early when the mover is told to stop, and is not dropped for that: what it has taken it
-/// would leave behind.
+/// Ends early when the mover is stopped, and is not dropped for that: it would leave behind what it
+/// has taken.
 async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feeding>) {
     let Some((entries, _)) = unless_stopped(context, context.list(id)).await else {
         return;
@@ -103,7 +103,7 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
         }
     }
     for (key, entries) in there {
-        // The next round tries again: feeding goes on for as long as somebody runs it.
+        // The next round tries again, for as long as the command runs.
         if let Err(error) = look(context, &key, &entries, fed).await {
             context.observer.tell(Event::NotFed {
                 id: key.0,
@@ -146,7 +146,7 @@ async fn look(
         .map(drop)
 }
 
-/// What the work gives; `None` if the mover is told to stop before.
+/// The result of the work; `None` if the mover is stopped before.
 async fn unless_stopped<T>(context: &Context, work: impl Future<Output = T>) -> Option<T> {
     let mut stop = context.stop.subscribe();
     tokio::select! {
@@ -164,8 +164,8 @@ struct Feeding {
 }
 
 impl Feeding {
-    /// Begins to feed the shards of a key. `None` if there is nothing to feed, and when the mover
-    /// is told to stop.
+    /// Begins with the shards of a key. `None` if there is nothing to apply, and when the mover is
+    /// stopped.
     async fn start(
         context: &Context,
         key: &Key,
@@ -309,7 +309,7 @@ impl Feeding {
         Ok(Some((follower, holds)))
     }
 
-    /// Looks what has become of it since the last round, and whether it goes on.
+    /// Reads what has changed since the last round, and whether to continue.
     async fn look_after(
         &self,
         context: &Context,
