@@ -89,6 +89,13 @@ impl Id {
     }
 }
 
+impl From<i64> for Id {
+    /// As [`Id::decode`].
+    fn from(id: i64) -> Id {
+        Id::decode(id)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

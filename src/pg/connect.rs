@@ -641,6 +641,11 @@ impl Connection {
         self.vitals.is_in_transaction()
     }
 
+    /// Whether an answer is still to come to something that was sent.
+    pub(crate) fn is_awaiting(&self) -> bool {
+        self.vitals.is_awaiting()
+    }
+
     /// A handle that ends the connection, even while it is used.
     pub(crate) fn driver(&self) -> AbortHandle {
         self.driver.handle()

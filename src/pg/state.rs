@@ -62,6 +62,12 @@ pub(crate) fn is_refused_login(code: &str) -> bool {
 /// again: while one is changed, the server and its source differ for a moment.
 pub(crate) const LOGIN_AGAIN: std::time::Duration = std::time::Duration::from_millis(250);
 
+/// Whether another transaction was in the way: serialization failure, deadlock. The same transaction
+/// may succeed at the next try.
+pub fn is_conflict(code: &SqlState) -> bool {
+    matches!(code.code(), "40001" | "40P01")
+}
+
 /// Whether the server refused to write: the transaction may only read, or the server is a standby
 /// (since a fail-over, say).
 pub fn is_read_only(error: &tokio_postgres::Error) -> bool {

@@ -87,10 +87,15 @@ impl Vitals {
         self.progress.load(Ordering::Relaxed)
     }
 
+    /// Whether an answer has not ended.
+    pub(super) fn is_awaiting(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) > self.ended.load(Ordering::Relaxed)
+    }
+
     /// Whether the server has the next word. Not where rows are there that nobody has read yet.
     pub(super) fn is_waiting(&self) -> bool {
-        let awaited = self.awaited.load(Ordering::Relaxed) > self.ended.load(Ordering::Relaxed);
-        awaited && self.starving.load(Ordering::Relaxed) || self.choking.load(Ordering::Relaxed)
+        self.is_awaiting() && self.starving.load(Ordering::Relaxed)
+            || self.choking.load(Ordering::Relaxed)
     }
 }
 

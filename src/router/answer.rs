@@ -6,8 +6,20 @@ use futures_util::TryStreamExt;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, RowStream, Statement};
 
+use super::error::Error as RouterError;
+use super::statement_class::StatementClass;
+use crate::shard::ShardId;
+
 /// How a statement is asked for what it gives back.
 pub(super) trait Answer: Sized + Send {
+    /// Whether it is there before its last row was read.
+    const STREAMS: bool = false;
+
+    /// Whether it is what statements of this class give back.
+    fn is_of(class: StatementClass) -> bool {
+        !matches!(class, StatementClass::CopyIn | StatementClass::CopyOut)
+    }
+
     fn ask(
         client: &Client,
         statement: &Statement,
@@ -20,6 +32,32 @@ pub(super) trait Answer: Sized + Send {
         sql: &str,
         params: Vec<(&(dyn ToSql + Sync), Type)>,
     ) -> impl Future<Output = Result<Self, Error>> + Send;
+}
+
+/// The error where a statement of this class does not give this answer, or where the router has no
+/// use for it.
+pub(super) fn unsupported<A: Answer>(class: StatementClass, shard: ShardId) -> Option<RouterError> {
+    let (statement, instead) = match class {
+        StatementClass::Listen => (
+            "LISTEN",
+            "its connection is shared, and does not follow the shard. Open a connection of your \
+                own to the shard's host",
+        ),
+        StatementClass::CopyIn if !A::is_of(class) => (
+            "COPY FROM STDIN",
+            "use `copy_in` of the client that `Transaction::client` lends",
+        ),
+        StatementClass::CopyOut if !A::is_of(class) => (
+            "COPY TO STDOUT",
+            "use `Shard::copy_out`, or `copy_out` of the client that `Transaction::client` lends",
+        ),
+        _ => return None,
+    };
+    Some(RouterError::Unsupported {
+        shard,
+        statement,
+        instead,
+    })
 }
 
 impl Answer for Vec<Row> {

@@ -11,6 +11,7 @@ use super::error::Error;
 use super::handle::Shard;
 use super::host::Host;
 use super::outcome::Outcome;
+use crate::map::HostName;
 
 /// Makes the span of a call. The empty fields are filled when the call ends. The names with dots
 /// are OpenTelemetry's for database clients, the others are ours.
@@ -59,6 +60,12 @@ impl Fault {
             outcome,
             code: None,
         }
+    }
+
+    /// Whether it is a conflict with another transaction.
+    pub(super) fn is_conflict(self) -> bool {
+        self.code
+            .is_some_and(|code| [*b"40001", *b"40P01"].contains(&code))
     }
 
     pub(super) fn of(error: &Error) -> Fault {
@@ -125,6 +132,11 @@ impl<'r> Call<'r> {
     /// Notes who gave the answer.
     pub(super) fn answered_by(&self, host: Arc<Host>) {
         let _ = self.answered_by.set(host);
+    }
+
+    /// The host that gave the answer.
+    pub(super) fn host_name(&self) -> Option<HostName> {
+        self.answered_by.get().map(|host| host.name.clone())
     }
 
     /// Says whether what is on its way may take effect. The error of a call that reaches its limit

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::cause::Cause;
-use super::failure::Origin;
+use super::failure::{Origin, is_lost};
 use crate::map::{HostName, MapVersion};
 use crate::pg::cause::{chain, message};
 use crate::pg::{self, state};
@@ -104,6 +104,16 @@ pub enum Error {
     TransactionControl {
         /// The shard.
         shard: ShardId,
+    },
+    /// LISTEN or COPY, for which the router has no call or another one. Nothing was sent.
+    #[error("shard {shard}: {statement} is not run by this call: {instead}")]
+    Unsupported {
+        /// The shard.
+        shard: ShardId,
+        /// What the statement does.
+        statement: &'static str,
+        /// What to use instead.
+        instead: &'static str,
     },
     /// The statement given to [`Reads`](super::Reads) is not a read. Nothing was sent.
     #[error("shard {shard}: a read begins with SELECT, WITH, VALUES, TABLE or SHOW")]
@@ -278,6 +288,23 @@ pub enum Error {
         host: HostName,
         /// Whether it may have taken effect. False where it is for [`Error::RowCount`].
         may_have_run: bool,
+        /// What the driver says.
+        source: Cause,
+    },
+    /// A stream ([`Shard::query_raw`](super::Shard::query_raw),
+    /// [`Shard::copy_out`](super::Shard::copy_out)) ended after its first row and before its last
+    /// one: the connection was lost, say. The rows that were read are right.
+    #[error(
+        "the rows of shard {shard} on host {host} ended after {rows} of them: {}",
+        chain(&**source)
+    )]
+    StreamStopped {
+        /// The shard.
+        shard: ShardId,
+        /// The host that gave the rows.
+        host: HostName,
+        /// How many rows were read.
+        rows: u64,
         /// What the driver says.
         source: Cause,
     },
@@ -487,6 +514,11 @@ impl Error {
                 !may_have_run
             }
             Error::Partial { retryable, .. } => *retryable,
+            Error::StreamStopped { source, .. } => {
+                is_lost(source)
+                    || state::is_signpost(source)
+                    || source.code().is_some_and(state::is_transient)
+            }
             Error::Statement {
                 source,
                 may_have_run,
@@ -532,6 +564,7 @@ impl Error {
             | Error::InDoubt { source, .. }
             | Error::Statement { source, .. }
             | Error::Decode { source, .. }
+            | Error::StreamStopped { source, .. }
             | Error::NotRepeated { source, .. } => Some(source),
             _ => None,
         }

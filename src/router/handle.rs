@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
-use super::answer::{Answer, FirstRow};
+use super::answer::{Answer, FirstRow, unsupported};
 use super::call::{Call, Fault, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
@@ -17,7 +17,7 @@ use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
-use super::session::Prepare;
+use super::session::{Lease, Prepare};
 use super::sql::{Rendered, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
@@ -182,7 +182,9 @@ impl<'r> Shard<'r> {
     ///
     /// The whole closure is run again when one of its statements met a move, whatever it returned,
     /// and once when a statement had been prepared before a migration of the application. So it
-    /// must do nothing that cannot be done twice. A statement that fails ends the transaction, as
+    /// must do nothing that cannot be done twice. What it collects it returns, so that nothing of an
+    /// earlier run is in it. Where the error's type is not known from elsewhere, the closure says it:
+    /// `async |tx| -> Result<(), Error> { … }`. A statement that fails ends the transaction, as
     /// always in PostgreSQL; to go on after a failure, run the statement within a
     /// [`Transaction::savepoint`].
     ///
@@ -205,7 +207,7 @@ impl<'r> Shard<'r> {
     /// Rolled back when the future is dropped before COMMIT was sent.
     pub async fn transaction<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
-        F: Fn(Transaction) -> Fut,
+        F: FnMut(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
@@ -240,7 +242,7 @@ impl<'r> Shard<'r> {
     /// As [`Shard::transaction`].
     pub async fn orm_transaction<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
-        F: Fn(Transaction) -> Fut,
+        F: FnMut(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
@@ -253,14 +255,15 @@ impl<'r> Shard<'r> {
     }
 
     /// A connection to the host that serves the shard now, for what this library does not cover:
-    /// COPY, streams, pipelines. Its holder handles moves itself: after an `SH001` (or one of its
+    /// COPY, pipelines. Its holder handles moves itself: after an `SH001` (or one of its
     /// relatives, see [`crate::pg::state`]) it gives the client back and asks for another.
     ///
     /// It is of no use for LISTEN: notifications do not come out of it. Open a connection of your
     /// own to the shard's host for that.
     ///
     /// It comes from the same pool as every other connection; when it goes back, everything that a
-    /// session can be left with is undone (one round trip).
+    /// session can be left with is undone (one round trip). The metrics count it as one request,
+    /// which ends when the client is there.
     ///
     /// # Errors
     /// When there is no connection to the host, or none is free in time.
@@ -269,8 +272,17 @@ impl<'r> Shard<'r> {
     /// Nothing is lost when the future is dropped.
     pub async fn client(self) -> Result<RawClient, Error> {
         self.checked()?;
+        let call = Call::new(self, call_span!("pgshard.client", self.id));
+        let result = self.lend(&call).await;
+        call.ended(&result, Fault::of);
+        result
+    }
+
+    async fn lend(self, call: &Call<'_>) -> Result<RawClient, Error> {
+        call.tries();
         let place = self.router.inner().place(self.id)?;
         let lease = place.lease(self.id, Use::Longer).await?;
+        call.answered_by(place.host.clone());
         Ok(RawClient::new(
             lease,
             self.id,
@@ -299,6 +311,17 @@ impl<'r> Shard<'r> {
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
     ) -> Result<A, Error> {
+        let (answer, _) = self.run_on_lease(sql, params, call).await?;
+        Ok(answer)
+    }
+
+    /// The same, with the connection that gave the answer, unless it was given back.
+    pub(super) async fn run_on_lease<A: Answer>(
+        self,
+        sql: &SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+        call: &Call<'_>,
+    ) -> Result<(A, Option<Lease>), Error> {
         let inner = self.router.inner();
         let shard = self.id;
         let sql = inner.sql.read(sql);
@@ -309,14 +332,16 @@ impl<'r> Shard<'r> {
         ) {
             return Err(Error::TransactionControl { shard });
         }
+        if let Some(error) = unsupported::<A>(kind, shard) {
+            return Err(error);
+        }
         if sql.asks_about_names() && matches!(kind, StatementClass::Read | StatementClass::Write) {
             // A signpost would have given another answer instead of an error. So this is a
             // transaction: it commits only once the host has said that it serves the shard.
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(&SqlText::from(sql), params).await };
-            return Box::pin(self.build_transaction().run_to_end(asking, call))
-                .await
-                .map_err(Failure::into_inner);
+            let answer = Box::pin(self.build_transaction().run_to_end(asking, call)).await;
+            return Ok((answer.map_err(Failure::into_inner)?, None));
         }
         let only_reads = sql.only_reads(inner.options.selects);
         let rendered = Rendered::new(&sql, &inner.prefix, shard);
@@ -332,7 +357,7 @@ impl<'r> Shard<'r> {
             let failed = match lease.run(rendered, params, prepare).await {
                 Ok(answer) => {
                     call.answered_by(place.host);
-                    return Ok(answer);
+                    return Ok((answer, Some(lease)));
                 }
                 Err(failed) => failed,
             };

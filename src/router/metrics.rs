@@ -136,6 +136,7 @@ struct Handles {
     after_moved: Counter,
     after_fence: Counter,
     after_error: Counter,
+    after_conflict: Counter,
     by_standby: Counter,
     as_lagging: Counter,
     as_behind: Counter,
@@ -167,6 +168,7 @@ impl Handles {
             after_moved: counter!(RETRIES, "host" => host(), "reason" => "moved"),
             after_fence: counter!(RETRIES, "host" => host(), "reason" => "fenced"),
             after_error: counter!(RETRIES, "host" => host(), "reason" => "error"),
+            after_conflict: counter!(RETRIES, "host" => host(), "reason" => "conflict"),
             by_standby: counter!(READS, "host" => host(), "outcome" => "standby"),
             as_lagging: counter!(READS, "host" => host(), "outcome" => "lagging"),
             as_behind: counter!(READS, "host" => host(), "outcome" => "behind"),
@@ -184,6 +186,8 @@ pub(super) enum Reason {
     Fenced,
     /// A name was missing, and the host had not served the shard all the time.
     Error,
+    /// A transaction had a conflict with another one.
+    Conflict,
 }
 
 impl Reason {
@@ -249,6 +253,7 @@ impl HostMetrics {
             Reason::Moved => handles.after_moved.increment(1),
             Reason::Fenced => handles.after_fence.increment(1),
             Reason::Error => handles.after_error.increment(1),
+            Reason::Conflict => handles.after_conflict.increment(1),
         }
     }
 }

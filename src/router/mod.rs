@@ -28,6 +28,7 @@ mod circuit;
 mod closing;
 mod ending;
 mod error;
+mod executor;
 mod failure;
 mod from_row;
 mod handle;
@@ -59,6 +60,7 @@ mod sql;
 mod stale;
 mod statement_class;
 mod statements;
+mod stream;
 mod transaction;
 mod unnamed;
 #[cfg(test)]
@@ -70,6 +72,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tokio::task::JoinHandle;
 
 use self::host::Host;
 use self::peers::Peers;
@@ -84,6 +87,7 @@ use crate::store::MapWatch;
 pub(crate) use bound::Bound;
 pub use cause::Cause;
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
+pub use executor::Executor;
 pub use from_row::FromRow;
 pub use handle::Shard;
 pub use migrated::{Migrated, NotMigrated};
@@ -93,8 +97,9 @@ pub(crate) use pipelined_connection::{PipelinedConnection, Ran};
 pub use pool::PoolState;
 pub use raw::RawClient;
 pub use reads::{Position, PositionError, Reads};
-pub use running::Transaction;
+pub use running::{Transaction, TransactionClient};
 pub use sql::{Sql, SqlText};
+pub use stream::{CopyOut, RowStream};
 pub use transaction::TransactionBuilder;
 
 /// Knows where the shards are and holds the connections. Cheap to clone: all clones are one router.
@@ -173,15 +178,19 @@ impl Router {
         self.0.key
     }
 
-    /// The shard that an ID names. No I/O, no allocation.
+    /// The shard that an ID names: a `bigint` as it is in the database, or an [`Id`]. No I/O, no
+    /// allocation. Only the shard's bits count: an ID without a time (a number that never was an ID,
+    /// most likely: a ticket, a key) names a shard too.
     ///
     /// # Errors
     /// [`Error::NoSuchId`] when the cluster does not have that shard.
-    pub fn by_id(&self, id: i64) -> Result<Shard<'_>, Error> {
-        let (shard, shards) = (Id::decode(id).shard(), self.0.shards);
+    pub fn by_id(&self, id: impl Into<Id>) -> Result<Shard<'_>, Error> {
+        let id = id.into();
+        let (shard, shards) = (id.shard(), self.0.shards);
         if shards.contains(shard) {
             Ok(Shard::new(self, shard))
         } else {
+            let id = id.encode();
             Err(Error::NoSuchId { id, shard, shards })
         }
     }
@@ -233,11 +242,17 @@ impl Router {
     /// Takes the current map of a store and every map that replaces it, whatever its version (a
     /// restored store has an earlier one). It also asks the [`HostSource`] how the hosts are
     /// reached. This goes on until the store is gone or the last clone of the router is dropped. A
-    /// second call ends what the first one started.
+    /// second call ends what the first one started. It also ends with the tokio runtime that this is
+    /// called in; [`connect`](crate::connect) has a thread for it.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn follow(&self, mut maps: MapWatch) {
+    pub fn follow(&self, maps: MapWatch) {
+        drop(self.start_following(maps));
+    }
+
+    /// The same, with the task that does it.
+    pub(crate) fn start_following(&self, mut maps: MapWatch) -> JoinHandle<()> {
         let inner = Arc::downgrade(&self.0);
         let refresh = maps.refresh();
         let hosts_wanted = self.0.hosts_wanted.clone();
@@ -277,6 +292,8 @@ impl Router {
         if let Some((former, _)) = follower.replace((task.abort_handle(), refresh)) {
             former.abort();
         }
+        drop(follower);
+        task
     }
 
     /// Makes the store that the router [follows](Router::follow) look for a newer map at once, and

@@ -80,6 +80,7 @@ impl Error {
             | Error::NoSuchShard { .. }
             | Error::WrongKey { .. }
             | Error::TransactionControl { .. }
+            | Error::Unsupported { .. }
             | Error::NotARead { .. }
             | Error::RowCount { .. }
             | Error::Decode { .. }
@@ -88,6 +89,7 @@ impl Error {
             | Error::TransactionFailed { .. } => true,
             // Without a code, the driver has refused a parameter.
             Error::Statement { source, .. } => source.code().is_none_or(is_applications),
+            Error::StreamStopped { source, .. } => source.code().is_some_and(is_applications),
             Error::Partial { application, .. } => *application,
             _ => false,
         }

@@ -176,6 +176,20 @@ impl Reads<'_> {
         (self) self
     }
 
+    /// The shard.
+    pub fn shard(self) -> ShardId {
+        self.shard.id()
+    }
+
+    /// The number of rows that a statement finds.
+    pub(super) async fn count(
+        self,
+        sql: SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        self.run(&sql, params).await
+    }
+
     fn misfit(self, _: &SqlText<'_>) -> Misfit {
         Misfit {
             shard: self.shard.id(),

@@ -375,6 +375,20 @@ impl<'r> Recovery<'r> {
     }
 }
 
+/// The longest pause before a transaction is run again after a conflict.
+const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+impl Inner {
+    /// Waits before a transaction is run again that had a conflict with another one, the `round`th
+    /// time. The wait is of random length, so that both do not meet again.
+    pub(super) async fn after_conflict(&self, place: &Place, round: u32) {
+        self.retries.fetch_add(1, Ordering::Relaxed);
+        place.host.metrics.retry(&place.host.name, Reason::Conflict);
+        let longest = Duration::from_millis(5) * (1 << round.min(10));
+        tokio::time::sleep(longest.min(CONFLICT_PAUSE_MAX).mul_f64(fastrand::f64())).await;
+    }
+}
+
 /// A call's place among those that wait for its shard.
 struct Waiting<'r>(&'r AtomicU32);
 

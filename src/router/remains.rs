@@ -12,8 +12,14 @@ use super::statement_class::{StatementClass, past_comment};
 pub(super) fn leaves(sql: &str, class: StatementClass) -> bool {
     match class {
         StatementClass::Session | StatementClass::Once => true,
-        StatementClass::Savepoint | StatementClass::RollbackTo | StatementClass::Control => false,
-        StatementClass::Read | StatementClass::Write => {
+        StatementClass::Savepoint
+        | StatementClass::RollbackTo
+        | StatementClass::Control
+        | StatementClass::Listen => false,
+        StatementClass::Read
+        | StatementClass::Write
+        | StatementClass::CopyIn
+        | StatementClass::CopyOut => {
             let tokens: Vec<Token<'_>> = Tokens {
                 rest: sql,
                 escapes: false,

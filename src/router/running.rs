@@ -1,17 +1,20 @@
 //! A transaction that is running: what its closure gets, and what is noted of it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard, watch};
-use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row};
 
 use super::Router;
-use super::answer::{Answer, FirstRow};
+use super::answer::{Answer, FirstRow, unsupported};
 use super::call::Fault;
 use super::error::{Error, Expected};
+use super::failure::is_lost;
 use super::from_row::FromRow;
 use super::handle::{NEXT_IDS, reserved};
 use super::outcome::Outcome;
@@ -23,6 +26,7 @@ use super::sql::{Rendered, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use crate::map::{HostName, ShardEpoch};
+use crate::pg::quote_ident;
 use crate::pg::state::is_read_only;
 use crate::shard::ShardId;
 
@@ -45,6 +49,8 @@ struct Running {
     broken: AtomicBool,
     /// Whether nobody waits for the transaction any more.
     given_up: watch::Sender<bool>,
+    /// What the last statement that failed on [`Transaction::client`] had met.
+    lent: StdMutex<Option<Fault>>,
 }
 
 /// How statements name the shard's tables.
@@ -62,7 +68,14 @@ struct TransactionState {
     savepoints: u32,
     /// The savepoints that are open, the outermost first.
     open: Vec<u32>,
+    /// The client of [`Transaction::client`] went back while an answer was awaited.
+    awaited: bool,
 }
+
+/// How long the rest of an answer may take that [`Transaction::client`] has not waited for. The
+/// driver itself reads some answers to their last row and not to their end. What takes longer is a
+/// statement that was given up.
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// What was noted of a transaction's statements.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,6 +127,7 @@ impl Transaction {
             noted: Noted::default(),
             savepoints: 0,
             open: Vec::new(),
+            awaited: false,
         };
         Transaction(Arc::new(Running {
             router: router.clone(),
@@ -125,6 +139,7 @@ impl Transaction {
             state: Mutex::new(state),
             broken: AtomicBool::new(false),
             given_up: watch::Sender::new(false),
+            lent: StdMutex::new(None),
         }))
     }
 
@@ -135,6 +150,7 @@ impl Transaction {
     /// Takes the connection away from the closure and from all clones.
     pub(super) async fn end(&self) -> Ended {
         let mut state = self.0.state.lock().await;
+        self.settle(&mut state).await;
         let mut lease = state.lease.take();
         let mut noted = state.noted;
         if noted.remembered
@@ -142,6 +158,8 @@ impl Transaction {
         {
             lease.discard();
         }
+        let lent = *self.0.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.fault = noted.fault.or(lent);
         noted.failed |=
             self.0.broken.load(Ordering::Relaxed) || lease.as_ref().is_none_or(Lease::is_unsettled);
         Ended { lease, noted }
@@ -150,6 +168,89 @@ impl Transaction {
     /// The shard.
     pub fn shard(&self) -> ShardId {
         self.0.shard
+    }
+
+    /// The shard's schema as a quoted name, to be put into SQL: `"shard_0007"`. `{shard}` in a
+    /// statement says the same without quotes.
+    pub fn schema(&self) -> String {
+        quote_ident(&self.0.router.prefix().schema(self.0.shard))
+    }
+
+    /// The transaction's connection, for crates that run their statements on a
+    /// [`tokio_postgres::GenericClient`]: it dereferences to a [`tokio_postgres::Client`]. While it
+    /// is held, other statements of the transaction wait, so drop it before the next one.
+    ///
+    /// `{shard}` means nothing in what is run on it. Within
+    /// [`Shard::orm_transaction`](super::Shard::orm_transaction) `search_path` is the shard's
+    /// schema; elsewhere [`Transaction::schema`] has the name.
+    ///
+    /// The router does not see these statements. So it asks the host, once the closure has returned,
+    /// whether it has served the shard all the time, and runs the closure again if not. BEGIN,
+    /// COMMIT and ROLLBACK are the router's own here too. A statement whose future is dropped ends
+    /// the transaction, unless it has ended by itself within a second; then it takes effect with the
+    /// transaction.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// use tokio_postgres::GenericClient;
+    ///
+    /// /// As another crate's.
+    /// async fn count(client: &impl GenericClient) -> Result<i64, tokio_postgres::Error> {
+    ///     Ok(client.query_one("SELECT count(*) FROM photos", &[]).await?.get(0))
+    /// }
+    ///
+    /// let photos = router.by_key(user).orm_transaction(async |tx| {
+    ///     let client = tx.client().await?;
+    ///     count(&*client).await.map_err(|error| tx.failed(error))
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When no statement may run: [`Error::TransactionEnded`], [`Error::TransactionFailed`],
+    /// [`Error::SavepointOpen`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn client(&self) -> Result<TransactionClient<'_>, Error> {
+        let mut state = self.0.state.lock().await;
+        self.settle(&mut state).await;
+        self.usable(&state)?;
+        self.still_here(&mut state)?;
+        state.noted.signal = state.noted.signal.or(Some(MoveSignal::Relative));
+        if let Some(lease) = &state.lease {
+            lease.session().set_dirty();
+        }
+        Ok(TransactionClient {
+            state,
+            running: &self.0,
+        })
+    }
+
+    /// The router's error for one of the driver's, of a statement on [`Transaction::client`]. It is
+    /// noted, so that [`TransactionBuilder::retry_conflicts`](super::TransactionBuilder::retry_conflicts)
+    /// applies to it.
+    pub fn failed(&self, error: tokio_postgres::Error) -> Error {
+        let (shard, host) = (self.0.shard, self.0.host.clone());
+        let (may_have_run, is_lost) = (false, is_lost(&error));
+        let source = error.into();
+        let error = match is_lost {
+            true => Error::ConnectionLost {
+                shard,
+                host,
+                may_have_run,
+                source,
+            },
+            false => Error::Statement {
+                shard,
+                host,
+                may_have_run,
+                source,
+            },
+        };
+        let mut lent = self.0.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        *lent = Some(Fault::of(&error));
+        error
     }
 
     /// The host that the transaction runs on.
@@ -246,6 +347,7 @@ impl Transaction {
 
     async fn open(&self) -> Result<Savepoint<'_>, Error> {
         let mut state = self.0.state.lock().await;
+        self.settle(&mut state).await;
         self.usable(&state)?;
         let number = state.savepoints + 1;
         self.control(&mut state, &format!("SAVEPOINT pgshard_{number}"))
@@ -258,9 +360,11 @@ impl Transaction {
     /// Keeps what was done since the savepoint, or undoes it.
     async fn close(&self, open: Savepoint<'_>, end: End) -> Result<(), Error> {
         let mut state = self.0.state.lock().await;
+        self.settle(&mut state).await;
         let number = open.number();
+        let given_up = state.lease.as_ref().is_some_and(Lease::is_unsettled);
         // A savepoint within this one was given up, or is still open elsewhere.
-        if state.open.last() != Some(&number) {
+        if given_up || state.open.last() != Some(&number) {
             return Err(Error::TransactionFailed {
                 shard: self.0.shard,
             });
@@ -297,8 +401,6 @@ impl Transaction {
         let Running {
             router,
             shard,
-            host,
-            epoch,
             state,
             ..
         } = &*self.0;
@@ -306,22 +408,55 @@ impl Transaction {
         if sql.class() == StatementClass::Control {
             return Err(Error::TransactionControl { shard: *shard });
         }
-        let mut state: MutexGuard<'_, TransactionState> = state.lock().await;
-        self.usable(&state)?;
-        // The transaction can only have read so far, because a write would have kept the shard
-        // where it is. What it reads next could be the old copy, through a plan made before the
-        // fence. So it is run again where the shard is now.
-        if router.inner().epoch(*shard) > Some(*epoch) {
-            state.noted.signal = Some(MoveSignal::Signpost);
-            let reason = "it has moved since the transaction began".to_owned();
-            return Err(Error::ShardUnavailable {
-                shard: *shard,
-                host: host.clone(),
-                waited_ms: 0,
-                reason,
-            });
+        if let Some(error) = unsupported::<A>(sql.class(), *shard) {
+            return Err(error);
         }
+        let mut state: MutexGuard<'_, TransactionState> = state.lock().await;
+        self.settle(&mut state).await;
+        self.usable(&state)?;
+        self.still_here(&mut state)?;
         self.send(&mut state, &sql, params).await
+    }
+
+    /// The transaction can only have read so far, because a write would have kept the shard where it
+    /// is. What it reads next could be the old copy, through a plan made before the fence. So it is
+    /// run again where the shard is now.
+    fn still_here(&self, state: &mut TransactionState) -> Result<(), Error> {
+        let Running {
+            router,
+            shard,
+            host,
+            epoch,
+            ..
+        } = &*self.0;
+        if router.inner().epoch(*shard) <= Some(*epoch) {
+            return Ok(());
+        }
+        state.noted.signal = Some(MoveSignal::Signpost);
+        let reason = "it has moved since the transaction began".to_owned();
+        Err(Error::ShardUnavailable {
+            shard: *shard,
+            host: host.clone(),
+            waited_ms: 0,
+            reason,
+        })
+    }
+
+    /// Waits for the rest of what the lent client has not waited for: the answer to an empty
+    /// statement comes behind it. What takes longer ends the transaction.
+    async fn settle(&self, state: &mut TransactionState) {
+        if !state.awaited {
+            return;
+        }
+        let Some(lease) = &mut state.lease else {
+            return;
+        };
+        lease.set_unsettled();
+        let rest = lease.session().connection.batch_execute("");
+        if let Ok(Ok(())) = tokio::time::timeout(REST_MAX, rest).await {
+            lease.set_settled();
+        }
+        state.awaited = false;
     }
 
     /// Whether another statement may go out now.
@@ -429,6 +564,43 @@ impl Transaction {
                 noted.fault = Some(Fault::of(&error));
                 Err(error)
             }
+        }
+    }
+}
+
+/// The connection of a [`Transaction`], lent by [`Transaction::client`].
+pub struct TransactionClient<'t> {
+    state: MutexGuard<'t, TransactionState>,
+    running: &'t Running,
+}
+
+impl Deref for TransactionClient<'_> {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        let lease = self.state.lease.as_ref();
+        &lease
+            .expect("a connection that is lent is not taken away")
+            .session()
+            .connection
+    }
+}
+
+impl fmt::Debug for TransactionClient<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransactionClient")
+            .field("shard", &self.running.shard)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for TransactionClient<'_> {
+    fn drop(&mut self) {
+        let lease = self.state.lease.as_ref();
+        self.state.awaited |= lease.is_some_and(|lease| lease.session().connection.is_awaiting());
+        // The call was given up meanwhile.
+        if *self.running.given_up.borrow() {
+            self.state.lease = None;
         }
     }
 }

@@ -261,7 +261,10 @@ impl Session {
                 self.run_named(statements, statement, params, prepare).await
             }
             Prepared::Unnamed(learned)
-                if leaves && !in_transaction && statement.class() != StatementClass::Once =>
+                if leaves
+                    && !in_transaction
+                    && !A::STREAMS
+                    && statement.class() != StatementClass::Once =>
             {
                 let alone =
                     unnamed::run_and_clean(&self.connection, learned, statement, params, prepare);

@@ -192,6 +192,11 @@ impl Sql {
         self.parsed.class
     }
 
+    /// Whether it may leave something in its session.
+    pub(super) fn leaves(&self) -> bool {
+        self.parsed.leaves
+    }
+
     /// Whether its first word is one that queries begin with. A statement that begins with WITH can
     /// write nevertheless.
     pub(super) fn may_only_read(&self) -> bool {

@@ -19,6 +19,12 @@ pub(super) enum StatementClass {
     RollbackTo,
     /// Starts or ends a transaction.
     Control,
+    /// LISTEN, whose notifications do not come out of a pool's connection.
+    Listen,
+    /// COPY … FROM STDIN.
+    CopyIn,
+    /// COPY … TO STDOUT.
+    CopyOut,
 }
 
 impl StatementClass {
@@ -29,9 +35,9 @@ impl StatementClass {
         match first.as_str() {
             "SELECT" | "VALUES" | "TABLE" | "SHOW" => StatementClass::Read,
             "WITH" | "INSERT" | "UPDATE" | "DELETE" | "MERGE" | "EXPLAIN" | "LOCK" | "TRUNCATE"
-            | "COMMENT" | "GRANT" | "REVOKE" | "ANALYZE" | "NOTIFY" | "COPY" => {
-                StatementClass::Write
-            }
+            | "COMMENT" | "GRANT" | "REVOKE" | "ANALYZE" | "NOTIFY" => StatementClass::Write,
+            "COPY" => StatementClass::of_copy(words),
+            "LISTEN" => StatementClass::Listen,
             "SET" => match words.next().as_deref() {
                 Some("LOCAL" | "TRANSACTION" | "CONSTRAINTS") => StatementClass::Write,
                 _ => StatementClass::Session,
@@ -58,6 +64,23 @@ impl StatementClass {
             "BEGIN" | "START" | "COMMIT" | "END" => StatementClass::Control,
             _ => StatementClass::Session,
         }
+    }
+
+    /// COPY from or to the client is another exchange than a statement's; a file or a program is at
+    /// the server. PostgreSQL takes STDIN and STDOUT for each other.
+    fn of_copy(words: Words<'_>) -> StatementClass {
+        let mut before = String::new();
+        for word in words {
+            if word == "STDIN" || word == "STDOUT" {
+                match before.as_str() {
+                    "FROM" => return StatementClass::CopyIn,
+                    "TO" => return StatementClass::CopyOut,
+                    _ => {}
+                }
+            }
+            before = word;
+        }
+        StatementClass::Write
     }
 
     /// Whether it begins with WITH.
@@ -174,7 +197,17 @@ mod tests {
                 "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
                 StatementClass::Write,
             ),
-            ("LISTEN a", StatementClass::Session),
+            ("LISTEN a", StatementClass::Listen),
+            ("UNLISTEN *", StatementClass::Session),
+            ("copy t (a, b) from stdin", StatementClass::CopyIn),
+            ("COPY t TO STDOUT (FORMAT csv)", StatementClass::CopyOut),
+            ("COPY t TO STDIN", StatementClass::CopyOut),
+            (
+                "COPY (SELECT a FROM t) TO /* us */ STDOUT",
+                StatementClass::CopyOut,
+            ),
+            ("COPY t FROM '/tmp/stdin'", StatementClass::Write),
+            ("COPY t TO PROGRAM 'cat >stdout'", StatementClass::Write),
             ("", StatementClass::Session),
             ("/* never ends", StatementClass::Session),
         ] {

@@ -20,7 +20,7 @@ use super::running::{Ended, Named, Transaction};
 use super::session::{Lease, Prepare};
 use super::stale::MoveSignal;
 use crate::map::HostName;
-use crate::pg::quote_ident;
+use crate::pg::{quote_ident, state};
 use crate::shard::ShardId;
 
 /// A transaction to be run; made by [`Shard::build_transaction`](super::Shard::build_transaction).
@@ -34,6 +34,8 @@ pub struct TransactionBuilder<'r> {
     /// What follows the shard's schema in `search_path`; `None` when `search_path` is left as it
     /// is.
     behind: Option<Vec<String>>,
+    /// How many times it is run again after a conflict.
+    conflicts: u32,
 }
 
 impl<'r> TransactionBuilder<'r> {
@@ -44,6 +46,7 @@ impl<'r> TransactionBuilder<'r> {
             isolation: None,
             read_only: false,
             behind: None,
+            conflicts: 0,
         }
     }
 
@@ -66,6 +69,16 @@ impl<'r> TransactionBuilder<'r> {
         self
     }
 
+    /// Runs the closure again, this many times at most, when it fails because of a conflict with
+    /// another transaction: `40001` (serialization failure) or `40P01` (deadlock), also at COMMIT.
+    /// Between two tries it waits for a moment. Default 0.
+    ///
+    /// A closure that catches the error and gives `Ok` is not run again.
+    pub fn retry_conflicts(mut self, times: u32) -> Self {
+        self.conflicts = times;
+        self
+    }
+
     /// Runs the closure; see [`Shard::transaction`](super::Shard::transaction).
     ///
     /// # Errors
@@ -75,7 +88,7 @@ impl<'r> TransactionBuilder<'r> {
     /// As there.
     pub async fn run<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
-        F: Fn(Transaction) -> Fut,
+        F: FnMut(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
@@ -93,11 +106,11 @@ impl<'r> TransactionBuilder<'r> {
 
     pub(super) async fn run_to_end<T, E, F, Fut>(
         self,
-        work: F,
+        mut work: F,
         call: &Call<'_>,
     ) -> Result<T, Failure<E>>
     where
-        F: Fn(Transaction) -> Fut,
+        F: FnMut(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
@@ -106,6 +119,7 @@ impl<'r> TransactionBuilder<'r> {
         let mut recovery = Recovery::new(inner, shard);
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
+        let mut conflicts = 0;
         loop {
             call.tries();
             let place = inner.place(shard)?;
@@ -161,6 +175,13 @@ impl<'r> TransactionBuilder<'r> {
                     Next::Own => {}
                 }
             }
+            let conflict = result.is_err() && noted.fault.is_some_and(Fault::is_conflict);
+            if conflict && conflicts < self.conflicts {
+                drop(lease);
+                conflicts += 1;
+                inner.after_conflict(&place, conflicts).await;
+                continue;
+            }
             let value = result.map_err(|error| Failure::Closure(error, noted.fault))?;
             let Some(mut lease) = lease.filter(|_| !noted.failed) else {
                 return Err(Failure::Router(Error::TransactionFailed { shard }));
@@ -182,6 +203,12 @@ impl<'r> TransactionBuilder<'r> {
             }
             if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
                 return Err(Failure::Router(Error::TransactionFailed { shard }));
+            }
+            if source.code().is_some_and(state::is_conflict) && conflicts < self.conflicts {
+                drop(lease);
+                conflicts += 1;
+                inner.after_conflict(&place, conflicts).await;
+                continue;
             }
             // COMMIT was refused, so nothing is committed. A deferred trigger may have run into the
             // signpost, say.
