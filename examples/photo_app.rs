@@ -23,6 +23,7 @@
 //! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh`
 //! does that, under load. `PHOTO_APP_LISTEN` is the address to listen on.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ use pgshard::config::Config;
 use pgshard::id::{Epoch, Id, IdRange};
 use pgshard::idgen::tickets::{self, TicketHost, TicketName};
 use pgshard::idgen::{IdSource, Tickets};
+use pgshard::params;
 use pgshard::router::{Error, Sql};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
@@ -344,24 +346,23 @@ async fn feed(State(app): Shared, Query(of): Query<FeedOf>) -> Result<Json<Feed>
         ));
     }
     let sql = Sql::reading(&format!(
-        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 \
-            ORDER BY id DESC \
-         LIMIT $4"
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id < $2 \
+            ORDER BY id DESC LIMIT {limit}"
     ));
-    let newest = app.router.by_keys(&users)?.deadline(PATIENCE).newest(
-        &sql,
-        of.before.unwrap_or(i64::MAX),
-        limit,
-    );
+    let before = of.before.unwrap_or(i64::MAX);
+    let newest = app.router.by_keys(&users)?.deadline(PATIENCE);
+    let newest = newest.merge(sql, params![before], limit, |row| {
+        row.try_get::<_, i64>("id").map(Reverse)
+    });
     let (page, incomplete) = match newest.await {
         Ok(page) => (page, false),
         Err(partial) if partial.failed.len() < partial.shards => (partial.done, true),
         Err(partial) => return Err(Error::from(partial).into()),
     };
-    let photos = page.rows.iter().map(|(_, row)| app.photo(row)).collect();
+    let last = page.last().filter(|_| page.len() == limit);
     Ok(Json(Feed {
-        photos,
-        next: page.next.map(|id| id.to_string()),
+        photos: page.iter().map(|(_, row)| app.photo(row)).collect(),
+        next: last.map(|(_, row)| row.get::<_, i64>("id").to_string()),
         incomplete,
     }))
 }

@@ -10,6 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use key::KeyValue;
 pub use key::{Key, KeyKind, KeyKindError, KeyTextError};
 
 /// The number of one logical shard: `0 ≤ id < N ≤ 8192`.

@@ -2,15 +2,20 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{Stream, StreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::batch::{Answers, Batch, Pace, Servers};
 use super::params::Source;
+use super::partial::{Failures, Partial};
+use super::rows::RowStreams;
+use super::values::Values;
 use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
 
@@ -91,7 +96,11 @@ impl Shards {
     }
 
     /// Runs the statement on each shard. Nothing is sent before the first result is asked for;
-    /// dropping the [`Gather`] ends it.
+    /// dropping the [`Gather`] ends it. Awaited as a whole, it gives all rows with their shards, or
+    /// what failed ([`Partial`]).
+    ///
+    /// The parameters are borrowed as long as the results are asked for. [`Shards::query_with`]
+    /// takes them.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router) {
@@ -104,16 +113,58 @@ impl Shards {
     /// }
     /// # }
     /// ```
-    pub fn query<'a>(
+    pub fn query<'a, 's>(
         &self,
-        sql: impl Into<SqlText<'a>>,
+        sql: impl Into<SqlText<'s>>,
         params: &'a [&'a (dyn ToSql + Sync)],
     ) -> Gather<'a> {
+        self.gather(sql.into(), Source::borrowed(params))
+    }
+
+    /// As [`Shards::query`], with parameters that the call owns ([`params!`](crate::params)): the
+    /// results may outlive the function, and be taken by another task.
+    ///
+    /// ```no_run
+    /// # fn example(router: pgshard::Router, title: String) -> pgshard::fanout::Gather<'static> {
+    /// let sql = "SELECT id FROM {shard}.photos WHERE title = $1";
+    /// router.all_shards().query_with(sql, pgshard::params![title])
+    /// # }
+    /// ```
+    pub fn query_with<'s>(&self, sql: impl Into<SqlText<'s>>, params: Values) -> Gather<'static> {
+        let params = Arc::new(params);
+        let make = Source::Owned(Arc::new(move |_| Box::new(params.clone())));
+        self.gather(sql.into(), make)
+    }
+
+    /// Runs a statement that only reads, by the caller's word, on each shard, and gives the rows as
+    /// they come, in no order among the shards: [`Shard::query_raw`](crate::router::Shard::query_raw)
+    /// on one shard of each host at a time. Memory is needed for a few rows of each host, and one
+    /// connection. [`Shards::width`], [`Shards::depth`] and [`Shards::deadline`] mean nothing here.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router) -> Result<(), pgshard::router::Error> {
+    /// use futures_util::StreamExt;
+    ///
+    /// let sql = "SELECT id, title FROM {shard}.photos";
+    /// let mut photos = router.all_shards().query_raw(sql, pgshard::params![]);
+    /// while let Some((shard, row)) = photos.next().await {
+    ///     println!("{shard}: {}", row?.get::<_, String>(1));
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// There is no merging of such streams by an order: it would need a connection for each shard at
+    /// a time. [`ByKeys::merge`](super::ByKeys::merge) merges page by page.
+    pub fn query_raw<'s>(&self, sql: impl Into<SqlText<'s>>, params: Values) -> RowStreams {
+        RowStreams::new(&self.router, &self.shards, sql.into().to_sql(), params)
+    }
+
+    fn gather<'a>(&self, sql: SqlText<'_>, params: Source<'a>) -> Gather<'a> {
         let batch = Batch {
             router: self.router.clone(),
-            sql: sql.into().to_sql(),
+            sql: sql.to_sql(),
             shards: self.shards.as_slice().into(),
-            params: Source::borrowed(params),
+            params,
             pace: self.pace,
             servers: self.servers,
         };
@@ -155,6 +206,25 @@ impl Stream for Gather<'_> {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let answer = Pin::new(&mut self.answers).poll_next(context);
         answer.map(|answer| answer.map(|(at, result)| (self.shards[at], result)))
+    }
+}
+
+/// Collects all rows. The error has those of the shards that did not fail, and names the others.
+impl<'a> IntoFuture for Gather<'a> {
+    type Output = Result<Vec<(ShardId, Row)>, Partial<Vec<(ShardId, Row)>, ShardId>>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(mut self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let (mut all, mut failed) = (Vec::new(), Failures::new(&self.answers));
+            while let Some((shard, result)) = self.next().await {
+                match result {
+                    Ok(rows) => all.extend(rows.into_iter().map(|row| (shard, row))),
+                    Err(error) => failed.add(shard, vec![shard], error),
+                }
+            }
+            failed.or(all, self.shards.len())
+        })
     }
 }
 

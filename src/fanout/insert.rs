@@ -12,6 +12,7 @@ use tokio_postgres::types::ToSql;
 use super::batch::{Batch, Pace, Servers};
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
+use super::values::Values;
 use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
@@ -87,20 +88,7 @@ pub struct Inserted {
 }
 
 /// Parameters that are arrays, one a column; [`columns!`](crate::columns) makes them.
-pub struct Columns(Vec<Box<dyn ToSql + Sync + Send>>);
-
-impl Columns {
-    /// These arrays, in the order of the statement's parameters.
-    pub fn new(columns: Vec<Box<dyn ToSql + Sync + Send>>) -> Columns {
-        Columns(columns)
-    }
-}
-
-impl fmt::Debug for Columns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} columns", self.0.len())
-    }
-}
+pub type Columns = Values;
 
 /// The columns of all shards, and the place of this shard's among them.
 struct OfShard(Arc<[Columns]>, usize);
@@ -115,12 +103,12 @@ impl Params for OfShard {
     }
 }
 
-/// [`fanout::Columns`](crate::fanout::Columns) of iterators, one a parameter, each over values of
+/// [`fanout::Values`](crate::fanout::Values) of iterators, one a parameter, each over values of
 /// one type: `columns![ids, titles]`.
 #[macro_export]
 macro_rules! columns {
     ($($column:expr),+ $(,)?) => {
-        $crate::fanout::Columns::new(vec![$(Box::new($column.collect::<Vec<_>>())),+])
+        $crate::fanout::Values::new(vec![$(Box::new($column.collect::<Vec<_>>())),+])
     };
 }
 

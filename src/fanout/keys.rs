@@ -1,37 +1,34 @@
-//! One statement for many keys, and the newest rows of all of them, as for a feed.
+//! One statement for many keys, and the first rows of all of them in an order, as for a feed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
 use super::batch::{Batch, Pace, Servers};
 use super::ids::unreadable;
-use super::params::{Params, Source};
+use super::params::Source;
 use super::partial::{Failures, Partial};
+use super::values::{KeyArray, Values, WithKeys};
 use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
 impl Router {
-    /// The rows of these keys, wherever they are. A key that is given twice is asked for once.
+    /// The rows of these keys, wherever they are: any that [`Router::by_key`] takes. A key that is
+    /// given twice is asked for once.
     ///
     /// # Errors
     /// [`Error::WrongKey`] when the cluster's keys are of another kind.
-    pub fn by_keys<K>(&self, keys: &[K]) -> Result<ByKeys<K>, Error>
-    where
-        K: Key + Ord + Clone + ToSql + Send + Sync + 'static,
-    {
-        let mut wanted: BTreeMap<ShardId, Vec<K>> = BTreeMap::new();
+    pub fn by_keys<K: Key>(&self, keys: &[K]) -> Result<ByKeys<K::Owned>, Error> {
+        let mut wanted: BTreeMap<ShardId, Vec<K::Owned>> = BTreeMap::new();
         for key in keys {
             wanted
                 .entry(self.try_by_key(key)?.id())
                 .or_default()
-                .push(key.clone());
+                .push(key.to_key());
         }
         for keys in wanted.values_mut() {
             keys.sort_unstable();
@@ -61,7 +58,8 @@ pub struct ByKeys<K> {
     servers: Servers,
 }
 
-/// The newest rows of many shards.
+/// The rows that `newest` gives.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Page {
     /// The newest first: by their IDs, as `bigint` orders them.
@@ -71,29 +69,7 @@ pub struct Page {
     pub next: Option<i64>,
 }
 
-/// The parameters of [`ByKeys::newest`], as they are when a shard's turn comes.
-struct Newest<K> {
-    keys: Vec<K>,
-    after: i64,
-    before: i64,
-    limit: i64,
-}
-
-impl<K: ToSql + Send + Sync> Params for Newest<K> {
-    fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![&self.keys, &self.after, &self.before, &self.limit]
-    }
-}
-
-struct Keys<K>(Vec<K>);
-
-impl<K: ToSql + Send + Sync> Params for Keys<K> {
-    fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![&self.0]
-    }
-}
-
-impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
+impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
     /// How many connections to one host are used at a time, at least 1. Default 2. See
     /// [`Shards::width`](super::Shards::width).
     pub fn width(mut self, connections_per_host: usize) -> ByKeys<K> {
@@ -123,12 +99,13 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         self
     }
 
-    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. Returns
-    /// all rows with their shards, in no order.
+    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array
+    /// (`bigint[]`, `integer[]`, `smallint[]`, `text[]`, `uuid[]`). Returns all rows with their
+    /// shards, in no order.
     ///
     /// # Errors
     /// When a shard failed. The error has the rows of the other shards, and the keys of those that
-    /// failed.
+    /// failed. A key that does not fit the array's type is refused before anything is sent.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -137,87 +114,111 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         sql: impl Into<SqlText<'s>>,
     ) -> Result<Vec<(ShardId, Row)>, Partial<Vec<(ShardId, Row)>, K>> {
         let mut done = Vec::new();
-        let failed = self.run(
-            sql.into(),
-            |keys| Keys(keys.clone()),
-            |shard, rows| {
-                done.extend(rows.into_iter().map(|row| (shard, row)));
-                Ok(())
-            },
-        );
+        let failed = self.run(sql.into(), Values::new(Vec::new()), |shard, rows| {
+            done.extend(rows.into_iter().map(|row| (shard, row)));
+            Ok(())
+        });
         let failed = failed.await;
         failed.or(done, self.wanted.len())
     }
 
-    /// The newest rows of all these keys together: the first `limit` by ID that are older than
-    /// `before`, merged from all shards. For the first page `before` is `i64::MAX`. For another
-    /// page it is [`Page::next`] of the page before.
+    /// The first `limit` rows of all these keys together, in the order that `order` gives each row,
+    /// merged from all shards. Rows that are equal by it come in the order of their shards: let the
+    /// last part of `order` tell any two rows apart, as the ID does.
     ///
-    /// The first column of the statement is the ID, a `bigint`. It is run once a shard, with `$1`
-    /// that shard's keys, `$2` and `$3` the IDs between which its rows are wanted, both excluded,
-    /// and `$4` how many:
+    /// The statement gets that shard's keys as `$1` and `params` from `$2` on. Give it the same order
+    /// and the same LIMIT, so that no shard sends more than can be on the page. For the next page it
+    /// begins behind the last row of this one:
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, followed: &[i64]) -> Result<(), Box<dyn std::error::Error>> {
-    /// let sql = "SELECT id, user_id, title FROM {shard}.photos
-    ///     WHERE user_id = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4";
-    /// let page = router.by_keys(followed)?.newest(sql, i64::MAX, 50).await?;
+    /// use std::cmp::Reverse;
+    ///
+    /// // The most liked first; of two that are liked as much, the newer.
+    /// let sql = "SELECT id, likes, title FROM {shard}.photos
+    ///     WHERE user_id = ANY($1) AND (likes, id) < ($2, $3) ORDER BY likes DESC, id DESC LIMIT 50";
+    /// let (likes, id) = (i32::MAX, i64::MAX);
+    /// let page = router.by_keys(followed)?.merge(sql, pgshard::params![likes, id], 50, |row| {
+    ///     Ok(Reverse((row.try_get::<_, i32>(1)?, row.try_get::<_, i64>(0)?)))
+    /// }).await?;
     /// # Ok(()) }
     /// ```
     ///
     /// This needs memory for `limit` rows, and for those of the shards that answer at that moment.
-    /// Once the page is full, `$2` is the smallest ID on it, so that the later shards send little.
-    /// Two rows with the same ID may fall on both sides of a page's end, and then the second is on
-    /// no page: IDs are meant to be unique.
+    /// Texts are compared by their bytes: order by them with `COLLATE "C"`.
     ///
     /// # Errors
     /// When a shard failed. The error has the page of the other shards, and the keys of those that
-    /// failed.
+    /// failed. A shard with a row that `order` cannot read has failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
+    pub async fn merge<'s, O: Ord>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: Values,
+        limit: usize,
+        order: impl Fn(&Row) -> Result<O, tokio_postgres::Error>,
+    ) -> Result<Vec<(ShardId, Row)>, Partial<Vec<(ShardId, Row)>, K>> {
+        let mut merge = Merge::new(limit);
+        let sql = sql.into().to_sql();
+        let failed = self.run((&sql).into(), params, |shard, rows| {
+            let unreadable = |source| unreadable(&self.router, &sql, shard, source);
+            let placed = rows.into_iter().map(|row| Ok((order(&row)?, row)));
+            let placed: Vec<(O, Row)> = placed.collect::<Result<_, _>>().map_err(unreadable)?;
+            for (order, row) in placed {
+                merge.add((order, shard), (shard, row));
+            }
+            Ok(())
+        });
+        let failed = failed.await;
+        failed.or(merge.end(), self.wanted.len())
+    }
+
+    /// [`ByKeys::merge`] by the first column, a `bigint`, the largest first, below `before`. `$2` is
+    /// less than any ID, `$3` is `before`, `$4` is `limit`.
+    ///
+    /// # Errors
+    /// As [`ByKeys::merge`].
+    ///
+    /// # Cancel safety
+    /// As [`ByKeys::merge`].
+    #[doc(hidden)]
+    #[deprecated = "`merge` takes any order"]
     pub async fn newest<'s>(
         self,
         sql: impl Into<SqlText<'s>>,
         before: i64,
         limit: usize,
     ) -> Result<Page, Partial<Page, K>> {
-        let mut merge = Merge::new(limit);
-        let floor = merge.floor.clone();
         let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
-        let params = move |keys: &Vec<K>| Newest {
-            keys: keys.clone(),
-            after: floor.load(Ordering::Relaxed),
-            before,
-            limit: wanted,
+        let params = crate::params![i64::MIN, before, wanted];
+        let order = |row: &Row| row.try_get::<_, i64>(0).map(Reverse);
+        let page = |rows: Vec<(ShardId, Row)>| {
+            let last = rows.last().filter(|_| rows.len() == limit);
+            let next = last.and_then(|(_, row)| row.try_get(0).ok());
+            Page { rows, next }
         };
-        let sql = sql.into().to_sql();
-        let failed = self.run((&sql).into(), params, |shard, rows| {
-            for row in rows {
-                let id = row
-                    .try_get(0)
-                    .map_err(|source| unreadable(&self.router, &sql, shard, source))?;
-                merge.add(id, (shard, row));
-            }
-            Ok(())
-        });
-        let failed = failed.await;
-        let (next, rows) = merge.end();
-        failed.or(Page { rows, next }, self.wanted.len())
+        let merged = self.merge(sql, params, limit, order).await;
+        merged.map(page).map_err(|partial| partial.map(page))
     }
 
-    async fn run<P: Params + 'static>(
+    async fn run(
         &self,
         sql: SqlText<'_>,
-        params: impl Fn(&Vec<K>) -> P + Send + Sync + 'static,
+        values: Values,
         mut take: impl FnMut(ShardId, Vec<Row>) -> Result<(), Error>,
     ) -> Failures<K> {
-        let wanted = self.wanted.clone();
+        let (wanted, values) = (self.wanted.clone(), Arc::new(values));
+        let params = move |at: usize| WithKeys {
+            keys: KeyArray(Vec::clone(&wanted[at].1)),
+            values: values.clone(),
+        };
         let batch = Batch {
             router: self.router.clone(),
             sql: sql.to_sql(),
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
-            params: Source::Owned(Arc::new(move |at| Box::new(params(&wanted[at].1)))),
+            params: Source::Owned(Arc::new(move |at| Box::new(params(at)))),
             pace: self.pace,
             servers: self.servers,
         };
@@ -233,112 +234,93 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     }
 }
 
-/// Keeps the largest of all that come, `limit` at most.
-struct Merge<T> {
+/// Keeps the first of all that come, `limit` at most.
+struct Merge<O, T> {
     limit: usize,
-    /// The smallest on top.
-    kept: BinaryHeap<Reverse<Kept<T>>>,
-    /// Only what is larger than this can still get in.
-    floor: Arc<AtomicI64>,
+    /// The last on top.
+    kept: BinaryHeap<Kept<O, T>>,
 }
 
-struct Kept<T> {
-    id: i64,
+struct Kept<O, T> {
+    order: O,
     value: T,
 }
 
-impl<T> Merge<T> {
-    fn new(limit: usize) -> Merge<T> {
+impl<O: Ord, T> Merge<O, T> {
+    fn new(limit: usize) -> Merge<O, T> {
         Merge {
             limit,
             kept: BinaryHeap::new(),
-            floor: Arc::new(AtomicI64::new(i64::MIN)),
         }
     }
 
-    fn add(&mut self, id: i64, value: T) {
-        self.kept.push(Reverse(Kept { id, value }));
+    fn add(&mut self, order: O, value: T) {
+        self.kept.push(Kept { order, value });
         if self.kept.len() > self.limit {
             self.kept.pop();
         }
-        if let Some(Reverse(smallest)) = self.kept.peek().filter(|_| self.kept.len() == self.limit)
-        {
-            self.floor.store(smallest.id, Ordering::Relaxed);
-        }
     }
 
-    /// The smallest ID of a full page, and the values, the one with the largest ID first.
-    fn end(self) -> (Option<i64>, Vec<T>) {
-        let full = self.limit > 0 && self.kept.len() == self.limit;
-        let next = self
-            .kept
-            .peek()
-            .filter(|_| full)
-            .map(|Reverse(smallest)| smallest.id);
-        // The smallest `Reverse` comes first, which is the largest ID.
+    /// The values, the first one first.
+    fn end(self) -> Vec<T> {
         let kept = self.kept.into_sorted_vec();
-        (
-            next,
-            kept.into_iter().map(|Reverse(kept)| kept.value).collect(),
-        )
+        kept.into_iter().map(|kept| kept.value).collect()
     }
 }
 
-impl<T> PartialEq for Kept<T> {
+impl<O: Ord, T> PartialEq for Kept<O, T> {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+        self.order == other.order
     }
 }
 
-impl<T> Eq for Kept<T> {}
+impl<O: Ord, T> Eq for Kept<O, T> {}
 
-impl<T> PartialOrd for Kept<T> {
+impl<O: Ord, T> PartialOrd for Kept<O, T> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<T> Ord for Kept<T> {
+impl<O: Ord, T> Ord for Kept<O, T> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.id.cmp(&other.id)
+        self.order.cmp(&other.order)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use proptest::prelude::*;
 
     proptest! {
-        /// Page by page, in whatever order shards answer, everything comes once and in order.
+        /// Page by page, in whatever order shards answer, everything comes once and in order: by a
+        /// number that repeats, descending, and then by one that does not.
         #[test]
         fn pages_are_all_there_is(
-            ids in prop::collection::btree_set(any::<i64>(), 0..60),
+            rows in prop::collection::btree_map(any::<i64>(), 0_u8..4, 0..60),
             limit in 1usize..9,
             turn in 0usize..60
         ) {
-            let all: Vec<i64> = ids.iter().rev().copied().filter(|id| *id != i64::MAX).collect();
-            let (mut read, mut before) = (Vec::new(), i64::MAX);
+            let order = |(id, likes): (&i64, &u8)| (Reverse(*likes), *id);
+            let mut all: Vec<_> = rows.iter().map(order).collect();
+            all.sort_unstable();
+            let (mut read, mut last) = (Vec::new(), None);
             loop {
                 let mut merge = Merge::new(limit);
-                let turned = ids.iter().cycle().skip(turn).take(ids.len());
-                for id in turned.filter(|id| **id < before) {
-                    // What a shard leaves out because of the floor makes no difference.
-                    if *id > merge.floor.load(Ordering::Relaxed) || *id == i64::MIN {
-                        merge.add(*id, *id);
-                    }
+                let turned = rows.iter().cycle().skip(turn).take(rows.len()).map(order);
+                for row in turned.filter(|row| last.is_none_or(|last| *row > last)) {
+                    merge.add(row, row);
                     prop_assert!(merge.kept.len() <= limit);
                 }
-                let (next, page) = merge.end();
+                let page = merge.end();
+                let full = page.len() == limit;
+                last = page.last().copied();
                 read.extend(page);
-                match next {
-                    Some(id) => before = id,
-                    None => break,
+                if !full {
+                    break;
                 }
             }
-            prop_assert_eq!(read.iter().copied().collect::<BTreeSet<_>>().len(), read.len());
             prop_assert_eq!(read, all);
         }
     }

@@ -1,5 +1,5 @@
 //! Many shards at once: a statement on every shard, on some, for a list of IDs or keys; many rows
-//! to insert; and the newest rows of many keys together.
+//! to insert; and the first rows of many keys together, in an order.
 //!
 //! All hosts are worked through at the same time, each on a few connections (the width) with a few
 //! statements on their way on each (the depth). So a host that is slow or dead holds up only its
@@ -19,9 +19,13 @@ mod outbox;
 mod params;
 mod partial;
 mod pipeline;
+mod rows;
+mod values;
 
 pub use gather::{Gather, Shards};
 pub use ids::{ByIds, MissingIds};
 pub use insert::{Columns, InsertMany, Inserted};
 pub use keys::{ByKeys, Page};
 pub use partial::{Failed, Partial};
+pub use rows::RowStreams;
+pub use values::Values;

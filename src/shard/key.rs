@@ -128,8 +128,27 @@ pub trait Key: sealed::Sealed {
     /// What the key is.
     const KIND: KeyKind;
 
+    /// The type of the same key, owned: `String` for `&str`.
+    type Owned: Key<Owned = Self::Owned> + Clone + Ord + fmt::Debug + Send + Sync + 'static;
+
+    /// The same key, owned.
+    fn to_key(&self) -> Self::Owned;
+
+    #[doc(hidden)]
+    fn value(&self) -> KeyValue<'_>;
+
     /// Its shard.
     fn shard(&self, shards: ShardCount) -> ShardId;
+}
+
+/// A key as a value of a statement.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub enum KeyValue<'k> {
+    /// `None` where it is larger than any `i128`.
+    Integer(Option<i128>),
+    Text(&'k str),
+    Uuid(Uuid),
 }
 
 mod sealed {
@@ -139,6 +158,15 @@ mod sealed {
 impl<K: Key + ?Sized> sealed::Sealed for &K {}
 impl<K: Key + ?Sized> Key for &K {
     const KIND: KeyKind = K::KIND;
+    type Owned = K::Owned;
+
+    fn to_key(&self) -> K::Owned {
+        K::to_key(self)
+    }
+
+    fn value(&self) -> KeyValue<'_> {
+        K::value(self)
+    }
 
     fn shard(&self, shards: ShardCount) -> ShardId {
         K::shard(self, shards)
@@ -152,6 +180,15 @@ macro_rules! integers {
         impl sealed::Sealed for $integer {}
         impl Key for $integer {
             const KIND: KeyKind = KeyKind::Integer;
+            type Owned = $integer;
+
+            fn to_key(&self) -> $integer {
+                *self
+            }
+
+            fn value(&self) -> KeyValue<'_> {
+                KeyValue::Integer(i128::try_from(*self).ok())
+            }
 
             fn shard(&self, shards: ShardCount) -> ShardId {
                 // The remainder is below N ≤ 8192, so the narrowing keeps it whole.
@@ -191,6 +228,15 @@ fn shard_of_bytes(bytes: &[u8], shards: ShardCount) -> ShardId {
 impl sealed::Sealed for str {}
 impl Key for str {
     const KIND: KeyKind = KeyKind::String;
+    type Owned = String;
+
+    fn to_key(&self) -> String {
+        self.to_owned()
+    }
+
+    fn value(&self) -> KeyValue<'_> {
+        KeyValue::Text(self)
+    }
 
     fn shard(&self, shards: ShardCount) -> ShardId {
         shard_of_bytes(self.as_bytes(), shards)
@@ -200,6 +246,15 @@ impl Key for str {
 impl sealed::Sealed for String {}
 impl Key for String {
     const KIND: KeyKind = KeyKind::String;
+    type Owned = String;
+
+    fn to_key(&self) -> String {
+        self.clone()
+    }
+
+    fn value(&self) -> KeyValue<'_> {
+        KeyValue::Text(self)
+    }
 
     fn shard(&self, shards: ShardCount) -> ShardId {
         self.as_str().shard(shards)
@@ -209,6 +264,15 @@ impl Key for String {
 impl sealed::Sealed for Uuid {}
 impl Key for Uuid {
     const KIND: KeyKind = KeyKind::Uuid;
+    type Owned = Uuid;
+
+    fn to_key(&self) -> Uuid {
+        *self
+    }
+
+    fn value(&self) -> KeyValue<'_> {
+        KeyValue::Uuid(*self)
+    }
 
     fn shard(&self, shards: ShardCount) -> ShardId {
         shard_of_bytes(self.as_bytes(), shards)

@@ -1,5 +1,6 @@
-//! What applications write, and what they are told. A binary of its own, since it is the one that a
-//! change of the library's face needs, and is small.
+//! What applications write (calls as they come to mind, streams, other crates), and what they are
+//! told. A binary of its own, since it is the one that a change of the library's face needs, and is
+//! small.
 #![allow(
     dead_code,
     unused_imports,
@@ -13,6 +14,9 @@ mod by_hand;
 #[path = "../it/support/mod.rs"]
 mod support;
 
+mod natural;
+mod other_crates;
+mod streams;
 mod truth;
 
 const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, $2)";

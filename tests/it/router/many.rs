@@ -1,12 +1,13 @@
 //! Many at once: IDs, keys, rows and shards, while some of them fail or are being moved.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use pgshard::id::Id;
 use pgshard::router::{Error, PrepareMode, Sql};
-use pgshard::{Router, columns};
+use pgshard::{Router, columns, params};
 
 use super::by_hand::{Shards, schema, shard};
 
@@ -16,7 +17,7 @@ const BY_ID: &str = "SELECT id, title FROM {shard}.photos WHERE id = ANY($1)";
 /// It sleeps on one of the shards.
 const SLEEPS: &str = "SELECT CASE WHEN '{shard}' LIKE '%_0002%' THEN pg_sleep(60)::text END";
 const FEED: &str = "SELECT id FROM {shard}.photos
-    WHERE title::bigint = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4";
+    WHERE title::bigint = ANY($1) AND id < $2 ORDER BY id DESC LIMIT $3";
 
 /// The ID of a key's row: its time is not in the order of shards.
 fn id(key: i64, shards: i64) -> i64 {
@@ -267,17 +268,16 @@ on_each_version! {
 
         let (mut before, mut read, mut pages) = (i64::MAX, Vec::new(), 0);
         loop {
-            let page = router
-                .by_keys(&followed)
-                .unwrap()
-                .newest(FEED, before, 30)
-                .await
-                .unwrap();
-            read.extend(page.rows.iter().map(|(_, row)| row.get::<_, i64>(0)));
+            let page = router.by_keys(&followed).unwrap();
+            let page = page.merge(FEED, params![before, 30_i64], 30, |row| {
+                row.try_get::<_, i64>(0).map(Reverse)
+            });
+            let page = page.await.unwrap();
+            read.extend(page.iter().map(|(_, row)| row.get::<_, i64>(0)));
             pages += 1;
-            match page.next {
-                Some(id) => before = id,
-                None => break,
+            match page.last() {
+                Some((_, row)) if page.len() == 30 => before = row.get(0),
+                _ => break,
             }
         }
         assert_eq!(read, wanted);

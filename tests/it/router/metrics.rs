@@ -126,7 +126,7 @@ on_each_version! {
             "{counted:?}"
         );
 
-        // No connection is free.
+        // No connection is free. The client that has it was a request, too.
         let held = router.by_key(0).client().await.unwrap();
         let error = router.by_key(1).query(COUNT, &[]).await.unwrap_err();
         assert!(matches!(error, Error::PoolTimeout { .. }), "{error:?}");
@@ -136,6 +136,8 @@ on_each_version! {
             &[
                 ("pool_failures_total db1", 1),
                 ("db.client.connection.wait_time db1 db1", 2),
+                ("db.client.operation.duration db1 postgresql", 1),
+                ("requests_total db1 ok", 1),
                 (
                     "db.client.operation.duration db1 postgresql \
                 cluster",
