@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use std::{io, thread};
+
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
 
 use super::{Config, ConfigError, HostConfig, RouterConfig};
 use crate::map::ShardMap;
@@ -20,6 +24,9 @@ pub enum ConnectError {
     /// The map cannot be read where the config keeps it.
     #[error("cannot follow the map")]
     Map(#[source] StoreError),
+    /// The system has no thread for it.
+    #[error("cannot start the thread that follows the map")]
+    Thread(#[source] io::Error),
 }
 
 /// A router for the cluster of this config file. It follows the map, and takes what a move
@@ -27,8 +34,12 @@ pub enum ConnectError {
 ///
 /// No host is connected to before it is needed, so that a host that is down does not keep the
 /// program from starting. The database of a map that is kept in PostgreSQL may be away, too, if the
-/// config names a `cache` and that has a copy. The background task that follows the map ends when
-/// the last clone of the router is dropped.
+/// config names a `cache` and that has a copy.
+///
+/// The map is followed by a thread of its own, which ends when the last clone of the router is
+/// dropped. So the router may outlive the runtime that called this, as one in a `static` does that
+/// several `#[tokio::test]` share. Its connections end with the runtime that opened them, and the
+/// next call opens others.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,14 +59,55 @@ pub enum ConnectError {
 /// Nothing is left behind when the future is dropped.
 pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
     let config = Config::load(path)?;
-    let maps = config
-        .map_store()
-        .watch()
-        .await
-        .map_err(ConnectError::Map)?;
-    let router = Router::new(config.router_options(maps.current()));
-    router.follow(maps);
+    let (map_there, map) = oneshot::channel();
+    let (router_there, following) = oneshot::channel();
+    let store = config.map_store();
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(ConnectError::Thread)?;
+    thread::Builder::new()
+        .name("pgshard-map".to_owned())
+        .spawn(move || runtime.block_on(follow(store, map_there, following)))
+        .map_err(ConnectError::Thread)?;
+    let Ok(map) = map.await else {
+        // Only a panic of the store ends the thread without an answer.
+        let error = io::Error::other("it ended before it had read the map");
+        return Err(ConnectError::Thread(error));
+    };
+    let router = Router::new(config.router_options(map.map_err(ConnectError::Map)?));
+    // Fails only where the thread has ended.
+    let _ = router_there.send(router.clone());
     Ok(router)
+}
+
+/// Reads the map and follows it for the router that is made with it, until that one is gone. Ends
+/// when [`connect`] is given up.
+async fn follow(
+    store: impl MapStore,
+    mut map_there: oneshot::Sender<Result<Arc<ShardMap>, StoreError>>,
+    router: oneshot::Receiver<Router>,
+) {
+    let read = tokio::select! {
+        read = store.watch() => read,
+        () = map_there.closed() => return,
+    };
+    let maps = match read {
+        Ok(maps) => maps,
+        Err(error) => {
+            let _ = map_there.send(Err(error));
+            return;
+        }
+    };
+    if map_there.send(Ok(maps.current())).is_err() {
+        return;
+    }
+    let Ok(router) = router.await else { return };
+    let following = router.start_following(maps);
+    drop(router);
+    // The router ends the task when its last clone is dropped, or when it is to follow another
+    // store.
+    let _ = following.await;
 }
 
 impl Config {

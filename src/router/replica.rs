@@ -404,9 +404,15 @@ impl Standby {
         if self.polling.swap(true, Ordering::AcqRel) {
             return;
         }
-        let standby = self.clone();
+        // Moved into the task, so that it is dropped with the runtime even if that ends first.
+        let polling = Polling {
+            standby: self.clone(),
+            goes_on: true,
+        };
         tokio::spawn(async move {
+            let mut polling = polling;
             loop {
+                let standby = &polling.standby;
                 let pause = match answer(&standby.host, STANDBY).await {
                     Ok(Some((_, replayed))) => {
                         standby.replayed.send_replace(replayed);
@@ -421,11 +427,28 @@ impl Standby {
                     if standby.replayed.receiver_count() == 0
                         || standby.polling.swap(true, Ordering::AcqRel)
                     {
+                        polling.goes_on = false;
                         return;
                     }
                 }
             }
         });
+    }
+}
+
+/// Notes that nothing asks the standby once its task ends, however it ends: a router can outlive the
+/// runtime that the task ran in.
+struct Polling {
+    standby: Arc<Standby>,
+    /// Whether the task has not ended by itself. Then `polling` may belong to another one.
+    goes_on: bool,
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        if self.goes_on {
+            self.standby.polling.store(false, Ordering::Release);
+        }
     }
 }
 
