@@ -9,6 +9,7 @@ use pgshard::idgen::scheme::{self, Field, Scheme};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::locate::warn_of_ticket;
 use crate::args::{IdDecode, IdEncode};
 use crate::context;
 use crate::exit::Exit;
@@ -180,6 +181,9 @@ fn decode_shard(
 ) -> Result<Exit, Failure> {
     let epoch = context::epoch_if_known(epoch, config)?;
     let decoded: Vec<Decoded> = ids.iter().map(|id| Decoded::new(*id, epoch)).collect();
+    if let [id] = ids {
+        warn_of_ticket(*id, output);
+    }
     match (output.format(), decoded.as_slice()) {
         (Format::Json, _) => decoded.iter().for_each(|id| output.object(id)),
         (Format::Text, [id]) => output.pairs(&id.pairs()),

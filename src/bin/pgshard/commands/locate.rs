@@ -45,6 +45,16 @@ pub(crate) enum Target {
 /// million.
 const TICKETS_END: i64 = 60_000 << 23;
 
+/// Warns of a number that decodes as any ID does, but most likely is none.
+pub(crate) fn warn_of_ticket(id: i64, output: &Output) {
+    if (0..TICKETS_END).contains(&id) {
+        output.warning(format_args!(
+            "there is no time in {id}: is it an ID? A ticket or a serial number may be a key \
+                (`pgshard locate --key {id}`)"
+        ));
+    }
+}
+
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Located {
     #[serde(flatten)]
@@ -74,6 +84,9 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
+    if let Target::Id(id) = target {
+        warn_of_ticket(id, output);
+    }
     let mut located = located(target, &config, &map)?;
     if by == By::Hosts
         && let Some(shard) = ShardId::new(located.shard())
@@ -121,15 +134,6 @@ pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Fail
             .key
             .shard_of_text(key, shards)
             .map_err(Failure::usage)?,
-        Target::Id(id) if (0..TICKETS_END).contains(id) => {
-            let error = format!(
-                "{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial \
-                    number?"
-            );
-            return Err(Failure::usage(error).hint(format!(
-                "if it is a key, `pgshard locate --key {id}` finds it"
-            )));
-        }
         Target::Id(id) => Id::decode(*id).shard(),
         Target::Shard(shard) => *shard,
     };

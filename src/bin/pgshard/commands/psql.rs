@@ -6,7 +6,7 @@ use pgshard::pg::LibpqEnvironment;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::locate::{Target, owner, shard_of};
+use super::locate::{Target, owner, shard_of, warn_of_ticket};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -22,6 +22,9 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
+    if let Target::Id(id) = target {
+        warn_of_ticket(*id, output);
+    }
     let shard = shard_of(target, &config)?;
     let host = owner(&config, &map, shard, output).await?.host;
     let schema = config.cluster.prefix.schema(shard);
