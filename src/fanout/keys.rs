@@ -1,6 +1,5 @@
 //! One statement for many keys, and the first rows of all of them in an order, as for a feed.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,17 +55,6 @@ pub struct ByKeys<K> {
     wanted: Arc<[(ShardId, Vec<K>)]>,
     pace: Pace,
     servers: Servers,
-}
-
-/// The rows that `newest` gives.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Page {
-    /// The newest first: by their IDs, as `bigint` orders them.
-    pub rows: Vec<(ShardId, Row)>,
-    /// The `before` of the next page, whose rows have smaller IDs than this. `None` when there are
-    /// no more.
-    pub next: Option<i64>,
 }
 
 impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
@@ -175,34 +163,6 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
         failed.or(merge.end(), self.wanted.len())
     }
 
-    /// [`ByKeys::merge`] by the first column, a `bigint`, the largest first, below `before`. `$2` is
-    /// less than any ID, `$3` is `before`, `$4` is `limit`.
-    ///
-    /// # Errors
-    /// As [`ByKeys::merge`].
-    ///
-    /// # Cancel safety
-    /// As [`ByKeys::merge`].
-    #[doc(hidden)]
-    #[deprecated = "`merge` takes any order"]
-    pub async fn newest<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        before: i64,
-        limit: usize,
-    ) -> Result<Page, Partial<Page, K>> {
-        let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
-        let params = crate::params![i64::MIN, before, wanted];
-        let order = |row: &Row| row.try_get::<_, i64>(0).map(Reverse);
-        let page = |rows: Vec<(ShardId, Row)>| {
-            let last = rows.last().filter(|_| rows.len() == limit);
-            let next = last.and_then(|(_, row)| row.try_get(0).ok());
-            Page { rows, next }
-        };
-        let merged = self.merge(sql, params, limit, order).await;
-        merged.map(page).map_err(|partial| partial.map(page))
-    }
-
     async fn run(
         &self,
         sql: SqlText<'_>,
@@ -290,6 +250,8 @@ impl<O: Ord, T> Ord for Kept<O, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Reverse;
+
     use super::*;
     use proptest::prelude::*;
 

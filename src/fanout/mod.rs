@@ -25,7 +25,7 @@ mod values;
 pub use gather::{Gather, Shards};
 pub use ids::{ByIds, MissingIds};
 pub use insert::{Columns, InsertMany, Inserted};
-pub use keys::{ByKeys, Page};
+pub use keys::ByKeys;
 pub use partial::{Failed, Partial};
 pub use rows::RowStreams;
 pub use values::Values;

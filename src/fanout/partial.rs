@@ -40,16 +40,6 @@ impl<T, W> Partial<T, W> {
         self.failed.iter().all(|failed| failed.error.is_retryable())
     }
 
-    /// The same failures, with what is done made into something else.
-    pub(super) fn map<U>(self, done: impl FnOnce(T) -> U) -> Partial<U, W> {
-        Partial {
-            done: done(self.done),
-            failed: self.failed,
-            shards: self.shards,
-            only_reads: self.only_reads,
-        }
-    }
-
     /// What was wanted of the shards that failed: what a second call would be for.
     pub fn wanted(&self) -> impl Iterator<Item = &W> {
         self.failed.iter().flat_map(|failed| &failed.wanted)

@@ -9,13 +9,26 @@ use pgshard::idgen::scheme::{self, Field, Scheme};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::locate::warn_of_ticket;
 use crate::args::{IdDecode, IdEncode};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 use crate::values;
+
+/// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand
+/// million.
+pub(super) const TICKETS_END: i64 = 60_000 << 23;
+
+/// Warns of a number that decodes as any ID does, but most likely is none.
+pub(super) fn warn_of_ticket(id: i64, output: &Output) {
+    if (0..TICKETS_END).contains(&id) {
+        output.warning(format_args!(
+            "there is no time in {id}: is it an ID? A ticket or a serial number may be a key \
+                (`pgshard locate --key {id}`)"
+        ));
+    }
+}
 
 /// An ID and what it carries, as JSON has it.
 #[derive(JsonSchema, Serialize)]

@@ -12,7 +12,7 @@ use pgshard::map::ShardMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::id::Decoded;
+use super::id::{Decoded, TICKETS_END, warn_of_ticket};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -39,20 +39,6 @@ pub(crate) enum Target {
     Id(i64),
     /// A shard.
     Shard(ShardId),
-}
-
-/// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand
-/// million.
-const TICKETS_END: i64 = 60_000 << 23;
-
-/// Warns of a number that decodes as any ID does, but most likely is none.
-pub(crate) fn warn_of_ticket(id: i64, output: &Output) {
-    if (0..TICKETS_END).contains(&id) {
-        output.warning(format_args!(
-            "there is no time in {id}: is it an ID? A ticket or a serial number may be a key \
-                (`pgshard locate --key {id}`)"
-        ));
-    }
 }
 
 #[derive(JsonSchema, Serialize)]

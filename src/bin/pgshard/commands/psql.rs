@@ -6,7 +6,8 @@ use pgshard::pg::LibpqEnvironment;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::locate::{Target, owner, shard_of, warn_of_ticket};
+use super::id::warn_of_ticket;
+use super::locate::{Target, owner, shard_of};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
