@@ -77,6 +77,36 @@ fn anchors_lead_somewhere() {
     none_of(mistakes, "a link to a part of a document leads there");
 }
 
+/// How many words a cell of a table may have, and how many cells have more. None may be added.
+const CELL_WORDS: usize = 25;
+const LONG_CELLS: usize = 6;
+
+#[test]
+fn cells_of_tables_are_phrases() {
+    let mut mistakes = Vec::new();
+    let pages = files(&[".md"]).into_iter().filter(|file| {
+        file.path.starts_with("docs/") || ["README.md", "ARCHITECTURE.md"].contains(&&*file.path)
+    });
+    for page in pages {
+        let mut is_code = false;
+        for (at, line) in page.text.lines().enumerate() {
+            is_code ^= line.trim_start().starts_with("```");
+            let Some(row) = line.strip_prefix('|').filter(|_| !is_code) else {
+                continue;
+            };
+            for cell in row.trim_end_matches('|').split(" | ") {
+                let words = cell.split_whitespace().count();
+                if words > CELL_WORDS {
+                    mistakes.push(format!("{}:{}: {words} words", page.path, at + 1));
+                }
+            }
+        }
+    }
+    if mistakes.len() > LONG_CELLS {
+        none_of(mistakes, "a cell of a table has 25 words at most");
+    }
+}
+
 #[test]
 fn anchors_are_made_from_headings() {
     let text = "# One: `two`, three\n```sh\n# no heading\n```\n## Again\n## Again\n#no heading\n";
