@@ -17,6 +17,7 @@ from ..directory import Directory
 from ..errors import ConfigError
 from ..keys import KeyKind, shard_of_key
 from ..recovery import Asking
+from .own_shards import OwnShards
 
 ENGINE = "pgshard.django.backend"
 PREFIX = "shard-"
@@ -28,12 +29,15 @@ real shards."""
 class Cluster:
     """A config, and objects that are opened when they are first needed."""
 
-    def __init__(self, config: Config, options: dict[str, Any]) -> None:
+    def __init__(self, config: Config, options: dict[str, Any], in_tests: bool = False) -> None:
+        """`in_tests`: the config is one that `pgshard.django.test` made."""
         self.config = config
         self.options = options
         self.shards = config.shards
         """N, the number of shards."""
-        self.has_integer_keys = config.key is KeyKind.INTEGER
+        self.divides_keys = config.key is KeyKind.INTEGER and not in_tests
+        """Whether keys are integers, and the shard of each is its remainder."""
+        self._own = OwnShards(self) if in_tests else None
         self.by_alias: dict[str, int] = {}
         """Shards by alias, for the aliases that were asked for."""
         self._lock = threading.RLock()
@@ -55,11 +59,14 @@ class Cluster:
 
     def shard_of_key(self, key: Any) -> int:
         """The shard of a key. Raises `WrongKey`."""
-        return shard_of_key(self.config.key, key, self.shards)
+        shard = shard_of_key(self.config.key, key, self.shards)
+        return shard if self._own is None else self._own.shard_of(key, shard)
 
     def after_fork(self) -> None:
         """In the child, the lock may be held by a thread that does not exist there."""
         self._lock = threading.RLock()
+        if self._own is not None:
+            self._own.after_fork()
 
 
 class _State:
@@ -189,7 +196,7 @@ def databases(
             f"databases cannot be called {', '.join(wrong)}: names that begin with {PREFIX} are for"
             " shards"
         )
-    state.cluster = Cluster(read, dict(options or {}))
+    state.cluster = Cluster(read, dict(options or {}), in_tests is not None)
     state.visible = tuple(alias(shard) for shard in range(read.shards)) if in_tests else ()
     return Databases({"default": default, **others}, state.cluster.options)
 

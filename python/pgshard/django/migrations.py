@@ -332,7 +332,7 @@ def key_checks(app: str | None) -> Iterator[File]:
             if not isinstance(field, KEYS):
                 continue
             column, table = quote_name(field.column), f"{{shard}}.{quote_name(meta.db_table)}"
-            name = quote_name(truncate_name(f"{meta.db_table}_{field.column}_shard", 63))
+            name = quote_name(key_check_name(field))
             rest = f"mod(mod({column}, {shards}) + {shards}, {shards})"
             source = f"-- Made by `manage.py shards makesql --key-checks` of {meta.label}.\n"
             file = f"{meta.app_label}_{meta.model_name}_{field.name}_check"
@@ -342,6 +342,11 @@ def key_checks(app: str | None) -> Iterator[File]:
                 f" CHECK ({rest} = {{shard_id}}) NOT VALID;\n",
             )
             yield File(f"{file}_2", f"{source}ALTER TABLE {table} VALIDATE CONSTRAINT {name};\n")
+
+
+def key_check_name(field: Any) -> str:
+    """The name of the constraint of a key, not quoted."""
+    return str(truncate_name(f"{field.model._meta.db_table}_{field.column}_shard", 63))
 
 
 def _ended(statement: str) -> str:

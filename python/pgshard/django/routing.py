@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import connections, models, router, transaction
@@ -55,7 +56,7 @@ def alias_of_id(id: int) -> str:
 def alias_of_value(field: Any, value: Any) -> str:
     """The database alias of a key's shard, from a value for the key's field. Raises `WrongKey`."""
     current = state.cluster or cluster()
-    if type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX:
+    if type(value) is int and current.divides_keys and INTEGER_MIN <= value <= INTEGER_MAX:
         # The same as `keys.shard_of_key`: this runs for each query and, for a new row, twice.
         return ALIASES[value % current.shards]
     return alias_of_key(field.to_python(value))
@@ -193,7 +194,7 @@ def check_instance(instance: Any, using: str) -> None:
         # Most new rows: the same as below, in one step.
         value, current = _loaded(instance, model, keys[0][0]), cluster()
         integer = (
-            type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX
+            type(value) is int and current.divides_keys and INTEGER_MIN <= value <= INTEGER_MAX
         )
         if integer and value % current.shards == shard:
             return
@@ -480,6 +481,13 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
         return repeat_on(using, whole)
 
 
+async def arun_in_shard(key: Any, work: Callable[[], T]) -> T:
+    """`run_in_shard`, for asynchronous code. `work` itself is not asynchronous, as Django has no
+    asynchronous transactions: it runs in the thread in which Django's own methods such as `aget`
+    run."""
+    return await sync_to_async(run_in_shard)(key, work)
+
+
 __all__ = [
     "ShardRouter",
     "WrongId",
@@ -487,6 +495,7 @@ __all__ = [
     "alias_of_instance",
     "alias_of_key",
     "alias_of_owner",
+    "arun_in_shard",
     "check_instance",
     "check_objects",
     "check_parents",

@@ -13,23 +13,33 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from django.apps import apps
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.test import TransactionTestCase
 from django.test.runner import DiscoverRunner
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ..config import Config
 from ..hosts import Host
+from ..keys import SHARDS_MAX
 from .backend import pools
 from .cluster import TEST_CONFIG, Cluster, alias, cluster, state
+from .migrations import key_check_name
+from .own_shards import MAKE
+from .sharded import KEYS, is_sharded
 
-SHARDS = 4
-"""How many shards a test database has."""
+SETTING = "PGSHARD_TEST_SHARDS"
+"""The setting: how many shards a test database has."""
+SHARDS = 8
+"""How many it has without the setting."""
 
 
 @dataclass
@@ -41,6 +51,9 @@ class TestShards:
     names: list[str]
     folder: Path
     keep: bool
+    shards: int
+    databases: Any
+    """The databases that tests might use before, unless they said otherwise."""
 
 
 def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestShards:
@@ -60,14 +73,17 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
         f"{database}_{number}" for number in range(1, parallel + 1 if parallel > 1 else 1)
     ]
     folder = Path(tempfile.mkdtemp(prefix="pgshard-test-"))
-    made = TestShards(real, host, names, folder, keepdb)
+    usual = TransactionTestCase.databases
+    made = TestShards(real, host, names, folder, keepdb, _shards(), usual)
     try:
         with _server(host) as server:
-            _drop(server, names[1:] if keepdb else names)
-            if not _exists(server, database):
+            kept = keepdb and _shards_of(host, database) == made.shards
+            _drop(server, names[1:] if kept else names)
+            if not kept:
                 server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
             path = _write(made, 0)
             _bootstrap(path)
+            _prepare(host, database, config.prefix)
             for number, name in enumerate(names[1:], 1):
                 copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
                     sql.Identifier(name), sql.Identifier(database)
@@ -91,6 +107,7 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
 def end(made: TestShards) -> None:
     """Drops what `begin` has made, and makes the aliases lead to the real shards again."""
     state.visible = ()
+    TransactionTestCase.databases = made.databases
     pools.close_all()
     cluster().asking.close()
     os.environ.pop(TEST_CONFIG, None)
@@ -101,10 +118,13 @@ def end(made: TestShards) -> None:
 
 
 def use(path: Path) -> None:
-    """Makes this process's aliases lead to the shards of a test config."""
+    """Makes this process's aliases lead to the shards of a test config. Tests may use them, unless
+    a test says otherwise."""
     pools.close_all()
-    state.cluster = Cluster(Config.load(path), cluster().options)
+    state.cluster = Cluster(Config.load(path), cluster().options, in_tests=True)
     state.visible = tuple(alias(shard) for shard in range(state.cluster.config.shards))
+    if TransactionTestCase.databases != "__all__":
+        TransactionTestCase.databases = {*TransactionTestCase.databases, *state.visible}
 
 
 def use_copy(number: int) -> None:
@@ -126,7 +146,7 @@ def _write(made: TestShards, number: int) -> Path:
     )
     lines = [
         "[cluster]",
-        f"shards = {SHARDS}",
+        f"shards = {made.shards}",
         # The real epoch, to the millisecond, so that the IDs in fixtures keep their meaning.
         f'epoch = "{_time(config.epoch_ms)}"',
         f'schema_prefix = "{config.prefix}"',
@@ -134,7 +154,9 @@ def _write(made: TestShards, number: int) -> Path:
     ]
     if config.migrations is not None:
         lines.append(f'migrations = "{config.migrations.absolute()}"')
-    lines += ["[hosts.test]", f'url = "{url}"']
+    # A test may have a transaction on each shard.
+    size = max(made.host.pool_size, made.shards + 4)
+    lines += ["[hosts.test]", f'url = "{url}"', f"pool_size = {size}"]
     if made.host.password_env is not None:
         lines.append(f'password_env = "{made.host.password_env}"')
     if made.host.password_file is not None:
@@ -145,7 +167,7 @@ def _write(made: TestShards, number: int) -> Path:
             program = str((made.host.password_command.folder / program).absolute())
         # A list of JSON strings is one of TOML, too.
         lines.append(f"password_command = {json.dumps([program, *args])}")
-    lines += ["[map]", "version = 1", "[map.placement]", f'test = "0-{SHARDS - 1}"', ""]
+    lines += ["[map]", "version = 1", "[map.placement]", f'test = "0-{made.shards - 1}"', ""]
     path = made.folder / f"pgshard-{number}.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -175,19 +197,58 @@ def _bootstrap(path: Path) -> None:
 
 
 def _server(host: Host) -> psycopg.Connection[Any]:
+    # Any database will do, except those that are dropped and copied.
+    return _connect(host, "postgres")
+
+
+def _connect(host: Host, database: str) -> psycopg.Connection[Any]:
     args: dict[str, Any] = {
         **host.server,
         **{k: v for k, v in host.connect_args().items() if k == "password"},
     }
-    # Any database will do, except those that are dropped and copied.
-    return psycopg.connect(**{**args, "dbname": "postgres"}, autocommit=True)
+    return psycopg.connect(**{**args, "dbname": database}, autocommit=True)
 
 
-def _exists(server: psycopg.Connection[Any], name: str) -> bool:
-    found = server.execute(
-        "SELECT 1 FROM pg_catalog.pg_database WHERE datname = %s", [name]
-    ).fetchone()
-    return found is not None
+def _shards() -> int:
+    wanted = getattr(settings, SETTING, SHARDS)
+    if type(wanted) is not int or not 1 <= wanted <= SHARDS_MAX:
+        raise ImproperlyConfigured(
+            f"{SETTING} is {wanted!r}: it is a number of shards, 1 to {SHARDS_MAX}"
+        )
+    return wanted
+
+
+def _shards_of(host: Host, database: str) -> int | None:
+    """How many shards a test database of an earlier run has; None if there is none, or it was not
+    finished."""
+    try:
+        with _connect(host, database) as connection:
+            row = connection.execute("SELECT shards FROM pgshard.cluster").fetchone()
+    except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
+        return None
+    return None if row is None else int(row[0])
+
+
+def _prepare(host: Host, database: str, prefix: str) -> None:
+    """Makes the table of the keys' shards. Drops the constraints of `shards makesql --key-checks`,
+    which are of the real number of shards."""
+    names = [key_check_name(field) for field in _keys()]
+    find = (
+        "SELECT c.conrelid::regclass::text, c.conname FROM pg_catalog.pg_constraint c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.connamespace"
+        " WHERE c.contype = 'c' AND c.conname = ANY (%s) AND starts_with(n.nspname, %s)"
+    )
+    with _connect(host, database) as connection:
+        connection.execute(MAKE)
+        for table, name in connection.execute(find, [names, prefix]).fetchall():
+            drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
+            connection.execute(drop.format(sql.SQL(table), sql.Identifier(name)))
+
+
+def _keys() -> Iterator[Any]:
+    for model in apps.get_models():
+        if is_sharded(model):
+            yield from (one for one in model._meta.local_concrete_fields if isinstance(one, KEYS))
 
 
 def _drop(server: psycopg.Connection[Any], names: list[str]) -> None:
@@ -208,6 +269,12 @@ class ShardedRunnerMixin:
     keepdb: bool
     parallel: int
     _shards: TestShards
+
+    def get_databases(self, suite: Any) -> dict[str, bool]:
+        """The databases that the tests use. A shard is among them, so that each process of
+        `--parallel` goes to its own copy: `DatabaseCreation.setup_worker_connection`."""
+        found: dict[str, bool] = super().get_databases(suite)  # type: ignore[misc]
+        return {**found, alias(0): False}
 
     def setup_databases(self, **kwargs: Any) -> Any:
         """Makes Django's databases, and the shards."""

@@ -36,3 +36,6 @@ INSTALLED_APPS = [
 # The application `kinds` has relations that these refuse: the errors at run time are tested, too.
 SILENCED_SYSTEM_CHECKS = ["pgshard.E016"]
 ROOT_URLCONF = "photos.urls"
+# Tests set it in this way.
+if "PGSHARD_TEST_SHARDS" in os.environ:
+    PGSHARD_TEST_SHARDS = int(os.environ["PGSHARD_TEST_SHARDS"])

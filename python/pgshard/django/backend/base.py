@@ -20,6 +20,7 @@ import psycopg
 from django.db import DatabaseError, NotSupportedError, OperationalError, ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql import base as postgresql
+from django.db.backends.utils import debug_transaction
 from django.dispatch import Signal
 from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
@@ -88,6 +89,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     savepoint_ids: list[Any]
     atomic_blocks: list[Any]
     run_on_commit: list[Any]
+    run_commit_hooks_on_set_autocommit_on: bool
 
     def __init__(self, settings_dict: dict[str, Any], alias: str) -> None:
         super().__init__(settings_dict, alias)
@@ -113,6 +115,12 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.ended: OperationalError | None = None
         """What has ended the transaction. No savepoint takes it back."""
         self._savepoints: list[str] = []
+        self._defers = alias in state.visible
+        """In tests: whether a transaction begins with its first statement, since a test case begins
+        one on each shard."""
+        self._outermost: str | None = None
+        """The savepoint that the transaction was to begin with, and which is not sent: to roll back
+        to it is to roll back everything."""
         self._counts = True
         self._streams = 0
         pools.touch(alias)
@@ -138,7 +146,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             connection.isolation_level = IsolationLevel(level)
 
     def connect(self) -> None:
-        """Starts over: in autocommit, on the thread's connection."""
+        """Starts over: in autocommit, on the thread's connection. Begins a deferred transaction."""
+        if self._is_deferred():
+            with djangos():
+                self._begin_anew()
+            return
         self.in_atomic_block = False
         self.savepoint_ids = []
         self.atomic_blocks = []
@@ -213,14 +225,62 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._place, self.connection = place, held[1]
         mine.attached[self.alias] = self
 
+    def get_autocommit(self) -> bool:
+        """The same as Django's; in tests it opens no connection."""
+        if self._defers and not self.closed_in_transaction:
+            return self.autocommit
+        return bool(super().get_autocommit())
+
     def set_autocommit(self, autocommit: bool, *args: Any, **kwargs: Any) -> None:
         """The same as Django's. At the end of a transaction whose connection is gone it opens no
         other: that could fail, and the error would take the place of the one that says what became
         of the transaction."""
         if autocommit and self.connection is None:
+            deferred = self._is_deferred()
             self._own, self.autocommit = None, True
+            if deferred:
+                pools.slots().transactions.pop(self.alias, None)
+                if self.run_commit_hooks_on_set_autocommit_on:
+                    self.run_and_clear_commit_hooks()
+                    self.run_commit_hooks_on_set_autocommit_on = False
+        elif (
+            not autocommit and self._defers and self._own is None and not self.closed_in_transaction
+        ):
+            self.validate_no_atomic_block()
+            with debug_transaction(self, "BEGIN"), djangos():
+                self._defer()
         else:
             super().set_autocommit(autocommit, *args, **kwargs)
+
+    def _defer(self) -> None:
+        self._place = cluster().directory.place(self.shard)
+        self._own, self.connection = self._pool(self._place.host), None
+        self.autocommit = False
+        self._sent, self.ended, self._savepoints, self._outermost = 0, None, [], None
+        pools.slots().transactions[self.alias] = self
+
+    def _is_deferred(self) -> bool:
+        """Whether a transaction has begun, and nothing of it was sent."""
+        return (
+            self._defers
+            and self._own is not None
+            and self.connection is None
+            and not self.closed_in_transaction
+        )
+
+    def _take_back(self) -> None:
+        """Rolls the transaction back, and defers it again."""
+        connection, self.connection = self.connection, None
+        self._sent, self.ended = 0, None
+        if connection is None or self._own is None:
+            return
+        try:
+            connection.rollback()
+            connection.autocommit = True
+        except psycopg.Error:
+            self._own.discard(connection)
+        else:
+            self._own.give_back(connection)
 
     def _set_autocommit(self, autocommit: bool) -> None:
         with self.wrap_database_errors:
@@ -740,19 +800,29 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return self.needs_rollback or self.closed_in_transaction or self.has_failed()
 
     def _savepoint(self, sid: str) -> None:
-        with self._uncounted():
-            super()._savepoint(sid)
+        watched = self.queries_logged or self.execute_wrappers
+        if self._is_deferred() and not self._savepoints and not watched:
+            self._outermost = sid
+        else:
+            with self._uncounted():
+                super()._savepoint(sid)
         self._savepoints.append(sid)
 
     def _savepoint_rollback(self, sid: str) -> None:
-        with self._uncounted():
-            super()._savepoint_rollback(sid)
+        if sid == self._outermost:
+            self._take_back()
+        else:
+            with self._uncounted():
+                super()._savepoint_rollback(sid)
         if sid in self._savepoints:
             del self._savepoints[self._savepoints.index(sid) + 1 :]
 
     def _savepoint_commit(self, sid: str) -> None:
-        with self._uncounted():
-            super()._savepoint_commit(sid)
+        if sid == self._outermost:
+            self._outermost = None
+        else:
+            with self._uncounted():
+                super()._savepoint_commit(sid)
         if sid in self._savepoints:
             del self._savepoints[self._savepoints.index(sid) :]
 

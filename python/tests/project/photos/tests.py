@@ -1,7 +1,7 @@
 """Tests as users write them; both `manage.py test` and pytest run them."""
 
 from django.db import DataError, connections, transaction
-from django.test import SimpleTestCase, TestCase, TransactionTestCase
+from django.test import SimpleTestCase, TestCase, TransactionTestCase, runner
 from django.test.testcases import DatabaseOperationForbidden
 
 from pgshard.django import run_in_shard
@@ -91,6 +91,18 @@ class Flush(TransactionTestCase):
     def test_two(self):
         self.assertEqual(Photo.objects.across_shards().count(), 0)
         Photo.objects.create(user_id=3, title="x")
+
+
+class Copies(TestCase):
+    """With `--parallel`, each process has a copy of the shards."""
+
+    def test_own(self):
+        photo = Photo.objects.create(user_id=1, title="x")
+        with connections[photo._state.db].cursor() as cursor:
+            cursor.execute("SELECT current_database()")
+            name = cursor.fetchone()[0]
+        if runner._worker_id:
+            self.assertTrue(name.endswith(f"_shards_{runner._worker_id}"), name)
 
 
 class Nothing(SimpleTestCase):

@@ -17,7 +17,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from pgshard.errors import PgshardError
-from pgshard.keys import KeyKind
+from pgshard.keys import KeyKind, key_of_text
 
 from ... import migrations, misplaced
 from ...cluster import alias, cluster
@@ -93,11 +93,11 @@ class Command(BaseCommand):
 
     def _where(self, key: str | None, id: int | None, **_: Any) -> None:
         directory = cluster().directory
-        shard = directory.shard_of_text(key) if key is not None else directory.shard_of_id(id or 0)
+        shard = _shard_of_text(key) if key is not None else directory.shard_of_id(id or 0)
         self.stdout.write(f"{alias(shard)} {directory.schema(shard)} {directory.place(shard).host}")
 
     def _dbshell(self, key: str, **_: Any) -> None:
-        shard = cluster().directory.shard_of_text(key)
+        shard = _shard_of_text(key)
         try:
             connections[alias(shard)].client.runshell([])
         except FileNotFoundError:
@@ -250,3 +250,8 @@ class Command(BaseCommand):
 def _next(present: dict[str, Path]) -> int:
     numbers = [int(migrations.NUMBERED.fullmatch(path.name).group(1)) for path in present.values()]  # type: ignore[union-attr]
     return max(numbers, default=0) + 1
+
+
+def _shard_of_text(key: str) -> int:
+    """The shard of a key that was typed. Raises `WrongKey`."""
+    return cluster().shard_of_key(key_of_text(cluster().config.key, key))
