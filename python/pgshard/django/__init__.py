@@ -19,14 +19,20 @@ from .cluster import alias, databases, shard_of_alias
 if TYPE_CHECKING:
     from .backend.pools import release, shard_connection_created
     from .errors import ConnectionLost, InDoubt, NoShard, ShardMoved, ShardUnavailable, WrongShard
-    from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
     from .gather import Gathered, Partial
-    from .managers import ShardedManager, ShardedQuerySet
-    from .models import ShardedModel
-    from .routing import (
-        ShardRouter,
+    from .routing import ShardRouter
+    from .typed import (
+        AcrossShards,
+        ShardedBigAutoField,
+        ShardedManager,
+        ShardedModel,
+        ShardedQuerySet,
+        ShardKeyField,
+        ShardKeyForeignKey,
+        ShardKeyOneToOneField,
         alias_of_id,
         alias_of_key,
+        arun_in_shard,
         run_in_shard,
         shard_of,
         shard_of_key,
@@ -45,9 +51,11 @@ _WHERE = {
     "WrongShard": "errors",
     "ShardKeyField": "fields",
     "ShardKeyForeignKey": "fields",
+    "ShardKeyOneToOneField": "fields",
     "ShardedBigAutoField": "fields",
     "Gathered": "gather",
     "Partial": "gather",
+    "AcrossShards": "across",
     "ShardedManager": "managers",
     "ShardedQuerySet": "managers",
     "ShardedModel": "models",
@@ -55,12 +63,14 @@ _WHERE = {
     "UncoveredWriteWarning": "uncovered",
     "alias_of_id": "routing",
     "alias_of_key": "routing",
+    "arun_in_shard": "routing",
     "run_in_shard": "routing",
     "shard_of": "routing",
     "shard_of_key": "routing",
 }
 
 __all__ = [
+    "AcrossShards",
     "ConnectionLost",
     "Gathered",
     "InDoubt",
@@ -68,6 +78,7 @@ __all__ = [
     "Partial",
     "ShardKeyField",
     "ShardKeyForeignKey",
+    "ShardKeyOneToOneField",
     "ShardMoved",
     "ShardRouter",
     "ShardUnavailable",
@@ -80,6 +91,7 @@ __all__ = [
     "alias",
     "alias_of_id",
     "alias_of_key",
+    "arun_in_shard",
     "databases",
     "release",
     "run_in_shard",

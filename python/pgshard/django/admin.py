@@ -8,7 +8,7 @@ on the shard of its object.
 
 The list is empty until a key is named: in the search box, where the first word is taken for the
 key, or in the address, `?user_id=31341`. In the latter case the search box searches that key's
-rows, in the former what comes after the key does.
+rows, in the former what comes after the key does. `?shard=shard-31` lists all rows of a shard.
 
 A field of `autocomplete_fields` offers the rows of the page's shard. Where that is not known yet,
 the key is typed there too.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
@@ -44,7 +45,8 @@ key."""
 
 
 _SHARD = "shard"
-"""The parameter with the shard's alias in the address that an autocomplete field asks."""
+"""The parameter with a shard's alias in the address of a list, in that of a row whose primary key
+does not say its shard, and in the one that an autocomplete field asks."""
 
 
 class _OnShard:
@@ -90,6 +92,12 @@ class _ShardedList(ChangeList):
         here = [name for name in wanted if name not in elsewhere]
         qs = qs.select_related(*here) if here else qs
         return qs.prefetch_related(*elsewhere) if elsewhere else qs
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        """The same as Django's; the shard in the address is no filter."""
+        found = super().get_filters_params(params)
+        found.pop(_SHARD, None)
+        return found
 
     def url_for_result(self, result: Any) -> str:
         """The same as Django's, and the shard if the primary key does not say it."""
@@ -159,12 +167,21 @@ class ShardedModelAdmin(admin.ModelAdmin):
             made.where = getattr(request, "_pgshard_page", None)
         return {**kwargs, "widget": made}
 
+    def get_preserved_filters(self, request: Any) -> Any:
+        """The same as Django's, and the shard of the page where the primary key does not say it:
+        so the links of the page and what follows after saving have it."""
+        kept = super().get_preserved_filters(request)
+        where = request.GET.get(_SHARD)
+        if pk_says_shard(self.model) or shard_of_alias(where) is None:
+            return kept
+        return "&".join(filter(None, (kept, urlencode({_SHARD: where}))))
+
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The rows of one key."""
         where, key = self._named(request)
         request._pgshard_list, request._pgshard_key = True, (where, key)
         if where is None:
-            names = " or ".join(field.verbose_name for field in key_fields(self.model))
+            names = " or ".join(str(field.verbose_name) for field in key_fields(self.model))
             wanted = {"title": f"Name a {names}: it says on which shard the rows are"}
             extra_context = {**wanted, **(extra_context or {})}
         return self._on(where, super().changelist_view, request, extra_context)
@@ -216,6 +233,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
 
     def _named(self, request: Any) -> tuple[str | None, Any]:
         """The shard that a list is for, and the key if it was typed in the search box."""
+        if shard_of_alias(request.GET.get(_SHARD)) is not None:
+            return request.GET[_SHARD], None
         for name, (field, is_list) in shard_conditions(self.model).items():
             where = (
                 None if field is None or is_list else self._of_text(field, request.GET.get(name))

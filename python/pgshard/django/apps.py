@@ -32,6 +32,9 @@ class PgshardConfig(AppConfig):
 
             contenttypes.install()
 
+        if apps.is_installed("rest_framework"):
+            from .contrib import rest_framework as rest_framework
+
         request_finished.connect(request_ended, dispatch_uid="pgshard release")
         celery: Any = sys.modules.get("celery")
         if celery is not None:

@@ -41,7 +41,21 @@ class ShardKeyField(models.BigIntegerField):
         return name, "pgshard.django.fields.ShardKeyField", args, kwargs
 
 
-class ShardKeyForeignKey(models.ForeignKey):
+class _References:
+    """A key that is a reference to a row of another database."""
+
+    def __init__(self, to: Any, on_delete: Any = None, **kwargs: Any) -> None:
+        kwargs.setdefault("db_constraint", False)
+        self.says_on_delete = on_delete is not None
+        super().__init__(to, on_delete or models.DO_NOTHING, **kwargs)  # type: ignore[call-arg]
+
+    def deconstruct(self) -> Any:
+        """Migrations call this."""
+        name, _, args, kwargs = super().deconstruct()  # type: ignore[misc]
+        return name, f"pgshard.django.fields.{type(self).__name__}", args, kwargs
+
+
+class ShardKeyForeignKey(_References, models.ForeignKey):
     """The key of a sharded model, as a reference to a model that is not sharded, such as the user.
 
     The database has no constraint for it, because the other row is in another database. `on_delete`
@@ -50,12 +64,9 @@ class ShardKeyForeignKey(models.ForeignKey):
 
     description = "The key that says which shard, of a row elsewhere"
 
-    def __init__(self, to: Any, on_delete: Any = None, **kwargs: Any) -> None:
-        kwargs.setdefault("db_constraint", False)
-        self.says_on_delete = on_delete is not None
-        super().__init__(to, on_delete or models.DO_NOTHING, **kwargs)
 
-    def deconstruct(self) -> Any:
-        """Migrations call this."""
-        name, _, args, kwargs = super().deconstruct()
-        return name, "pgshard.django.fields.ShardKeyForeignKey", args, kwargs
+class ShardKeyOneToOneField(_References, models.OneToOneField):
+    """The same as `ShardKeyForeignKey`, for a model with one row for each row of the other model,
+    such as the profile of a user: `user.profile`."""
+
+    description = "The key that says which shard, of a row elsewhere that it belongs to"

@@ -22,7 +22,7 @@ _CHECK_VALUES = ModelMultipleChoiceField._check_values
 def strays(instance: Any, model: Any, values: dict[str, Any]) -> dict[str, Any]:
     """What these values refer to on another shard than that of the object, or of a new one with
     these values: for each field, the first row. Nothing, if that shard is not known."""
-    where = _where_it_will_be(instance, model, values)
+    where = where_it_will_be(instance, model, values)
     if where is None:
         return {}
     fields = (
@@ -34,7 +34,8 @@ def strays(instance: Any, model: Any, values: dict[str, Any]) -> dict[str, Any]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _where_it_will_be(instance: Any, model: Any, values: dict[str, Any]) -> str | None:
+def where_it_will_be(instance: Any, model: Any, values: dict[str, Any]) -> str | None:
+    """The shard of an object, or of a new one with these values; None if it is not known."""
     is_one = isinstance(instance, Model)
     if is_one and shard_of_alias(instance._state.db) is not None:
         return where_of(instance)

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.functions import Cast
 
 from ..errors import WrongId, WrongKey
+from .across import AcrossShards
 from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
-from .gather import WIDTH, Gathered, Partial, gather
-from .merge import by_pk, check_any, check_rows, merge, order, ranks_on
+from .gather import WIDTH, Partial, gather
+from .merge import by_pk, check_rows
 from .parts import gives_its_own
 from .routing import (
     alias_of_id,
@@ -203,6 +205,11 @@ class ShardedQuerySet(models.QuerySet):
             result.all()
         found = {get(row): row for rows in result.values.values() for row in rows}
         return [found[int(id)] for id in wanted if int(id) in found]
+
+    async def aby_ids(self, ids: Iterable[int], **options: Any) -> list[Any]:
+        """`by_ids`, for asynchronous code."""
+        found: list[Any] = await sync_to_async(self.by_ids)(ids, **options)
+        return found
 
     def across_shards(self, *, width: int = WIDTH, timeout: float | None = None) -> AcrossShards:
         """The same query on every shard, a few at a time. `timeout`: seconds for all together."""
@@ -790,73 +797,6 @@ def _choices(q: models.Q) -> list[models.Q]:
     return [
         choice for child in q.children if isinstance(child, models.Q) for choice in _choices(child)
     ]
-
-
-class AcrossShards:
-    """A query on every shard, which has not been sent yet."""
-
-    def __init__(self, queryset: ShardedQuerySet, width: int, timeout: float | None) -> None:
-        if queryset.query.is_sliced and queryset.query.low_mark:
-            raise ValueError(
-                "an offset within each shard means nothing across them: filter by the order's last"
-                " value"
-            )
-        self._queryset, self._width, self._timeout = queryset, width, timeout
-
-    def run(self, work: Callable[[Any], T]) -> Gathered[T]:
-        """Calls `work` with each shard's query set, in a thread of its own, and gathers results and
-        errors."""
-        shards = range(cluster().config.shards)
-        one = lambda where: work(self._queryset._on(where))  # noqa: E731
-        return gather(shards, one, width=self._width, timeout=self._timeout)
-
-    def count(self) -> int:
-        """How many rows there are on all shards. Raises `Partial`, and `ValueError` if shards have
-        rows in common that would be one."""
-        check_rows(self._queryset)
-        return self._at_most(sum(self.run(lambda rows: rows.count()).all().values()))
-
-    def exists(self) -> bool:
-        """Whether any shard has a row. Raises `Partial` if none was found and a shard failed, and
-        `ValueError` if it depends on several shards which rows are left out."""
-        check_any(self._queryset)
-        result = self.run(lambda rows: rows.exists())
-        return any(result.values.values()) or bool(sum(result.all().values()))
-
-    def list(self, limit: int, *, partial: bool = False) -> list[Any]:
-        """At most `limit` objects, in the query's order; each shard is asked for as many. An order
-        by texts costs a statement more.
-
-        Raises `Partial` if a shard failed; with `partial=True`, returns what the others have
-        instead. Raises `ValueError` if the order is known to the shards only, or if the rows would
-        be others: groups and duplicates of several shards.
-        """
-        check_rows(self._queryset)
-        by, limit = order(self._queryset), self._at_most(limit)
-        end = None if self._timeout is None else time.monotonic() + self._timeout
-        result = self.run(lambda rows: list(rows[:limit]))
-        if not partial:
-            result.all()
-        shards = [shard for shard in sorted(result.values) if result.values[shard]]
-        found = [row for shard in shards for row in result.values[shard]]
-
-        def ranks(field: Any, texts: Any) -> Any:
-            if len(shards) == 1:
-                return dict.fromkeys(texts, 0)  # They are in their order.
-            asked: Gathered[Any] = Gathered()
-            for shard in shards:
-                left = None if end is None else max(end - time.monotonic(), 0)
-                asked = gather([shard], lambda where: ranks_on(where, field, texts), timeout=left)
-                if asked.values:
-                    break
-            return next(iter(asked.all().values()))
-
-        return merge(found, by, ranks)[:limit]
-
-    def _at_most(self, count: int) -> int:
-        """This many, or as many as a slice of the query leaves."""
-        most = self._queryset.query.high_mark
-        return count if most is None else min(count, most)
 
 
 class ShardedManager(models.Manager.from_queryset(ShardedQuerySet)):  # type: ignore[misc]

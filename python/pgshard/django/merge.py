@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections
-from django.db.models import Window
+from django.db.models import Q, Window
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col, Ref
 from django.db.models.lookups import IsNull
@@ -27,7 +27,7 @@ from ..template import quote_name
 from .parts import parts_of
 from .sharded import KEYS, has_shard_id, says_the_shard
 
-_COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
+COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 """The types whose values compare in Python as in PostgreSQL."""
 
 
@@ -119,7 +119,7 @@ def _check_rows(query: Any, distinct: bool) -> None:
     columns = query.annotation_select.values()
     selected = (*query.select, *columns)
     names = " or ".join(
-        field.name for field in query.model._meta.concrete_fields if _places_each_row(field)
+        field.name for field in query.model._meta.concrete_fields if says_it_in_each_row(field)
     )
     # Django also groups by what is selected.
     if isinstance(query.group_by, tuple) and not _say_the_shard(
@@ -134,7 +134,7 @@ def _check_rows(query: Any, distinct: bool) -> None:
         own = {
             name: field for field in meta.concrete_fields for name in (field.name, field.attname)
         } | {"pk": meta.pk}
-        alike = not any(_places_each_row(own.get(name)) for name in query.distinct_fields)
+        alike = not any(says_it_in_each_row(own.get(name)) for name in query.distinct_fields)
     else:
         alike = distinct and not query.default_cols and not _say_the_shard(query, selected)
     if alike:
@@ -179,7 +179,7 @@ def _is_asked_for(column: Any, node: Any, negated: bool = False) -> bool:
     return node.lhs.alias == column.alias and node.lhs.target == column.target
 
 
-def _places_each_row(field: Any) -> bool:
+def says_it_in_each_row(field: Any) -> bool:
     """Whether a field says the shard, and in each row: those without a reference are on all
     shards."""
     return says_the_shard(field) and not field.null
@@ -196,6 +196,15 @@ def by_pk(queryset: Any) -> Callable[[Any], Any]:
     get = _getter(queryset, "pk", {"pk", pk.name, pk.attname})
     if get is None:
         raise ValueError(f"by_ids needs the IDs: add {pk.name} to values()")
+    return get
+
+
+def row_pk(queryset: Any) -> Callable[[Any], Any]:
+    """Gets the primary key from a row of a query. Raises `ValueError` if it was not selected."""
+    pk = queryset.model._meta.pk
+    get = _getter(queryset, "pk", {"pk", pk.name, pk.attname})
+    if get is None:
+        raise ValueError(f"the rows are read after their primary keys: add {pk.name} to values()")
     return get
 
 
@@ -218,7 +227,7 @@ def merge(
         order: Mapping[Any, Any] | None = None
         if one.field is not None and values and all(isinstance(value, str) for value in values):
             order = ranks(one.field, sorted(set(values)))
-        elif not all(isinstance(value, _COMPARED) for value in values):
+        elif not all(isinstance(value, COMPARED) for value in values):
             _refuse(one.name)
 
         def key(row: Any, one: By = one, order: Mapping[Any, Any] | None = order) -> Any:
@@ -230,6 +239,34 @@ def merge(
 
         rows = sorted(rows, key=key, reverse=one.descending)
     return rows
+
+
+def quotient_on(where: str, total: Decimal, count: int) -> Decimal:
+    """A quotient with as many digits as this server gives an average."""
+    with connections[where].cursor() as cursor:
+        cursor.execute("SELECT CAST(%s AS numeric) / CAST(%s AS numeric)", [total, count])
+        found: Decimal = cursor.fetchone()[0]
+    return found
+
+
+def later(queryset: Any, by: list[By], row: Any, pk: Any) -> Any:
+    """The rows of a query that come after this one, in its order and then in that of the primary
+    key."""
+    rest = Q(pk__gt=pk)
+    for one in reversed(by):
+        name, value = one.name, one.get(row)
+        # Nulls are last in ascending order, and first in descending order.
+        if value is None:
+            more = Q(**{f"{name}__isnull": False}) if one.descending else None
+            same = Q(**{f"{name}__isnull": True})
+        else:
+            same = Q(**{name: value})
+            if one.descending:
+                more = Q(**{f"{name}__lt": value})
+            else:
+                more = Q(**{f"{name}__gt": value}) | Q(**{f"{name}__isnull": True})
+        rest = same & rest if more is None else more | (same & rest)
+    return queryset.filter(rest)
 
 
 def ranks_on(where: str, field: Any, texts: list[str]) -> dict[str, int]:

@@ -14,15 +14,20 @@ from django.utils.functional import cached_property
 from ..errors import WrongId, WrongKey
 from . import deletion, forms, joins, relations, transactions
 from .errors import NoShard, WrongShard
-from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
+from .fields import (
+    ShardedBigAutoField,
+    ShardKeyField,
+    ShardKeyForeignKey,
+    ShardKeyOneToOneField,
+)
 from .managers import ShardedManager
 from .routing import check_instance, check_parents, run_on, same_row, where_it_belongs
 from .sharded import automatic_tables, is_sharded, key_names, placed_names
 
 
 class ShardedModel(models.Model):
-    """A model whose rows are in the shards. Give it a key, a `ShardKeyField` or
-    `ShardKeyForeignKey`; the shard makes its ID.
+    """A model whose rows are in the shards. Give it a key, a `ShardKeyField`, `ShardKeyForeignKey`
+    or `ShardKeyOneToOneField`; the shard makes its ID.
 
     class Photo(ShardedModel):
         user_id = ShardKeyField()
@@ -152,6 +157,7 @@ joins.change_django()
 __all__ = [
     "ShardKeyField",
     "ShardKeyForeignKey",
+    "ShardKeyOneToOneField",
     "ShardedBigAutoField",
     "ShardedModel",
     "is_sharded",

@@ -24,7 +24,7 @@ from .routing import (
     where_of,
     within,
 )
-from .sharded import has_shard_id, is_sharded
+from .sharded import has_shard_id, is_sharded, key_fields
 
 _WHOLE = ("add", "remove", "set", "clear")
 """The methods of several statements."""
@@ -46,6 +46,7 @@ def managers(original: Any) -> Any:
 
             @wraps(plain)
             def call(self: Any, *values: Any, **more: Any) -> Any:
+                values = _with_key(self, rel, name, values, more)
                 with following(rel.field):
                     if name not in _WHOLE:
                         return plain(self, *values, **more)
@@ -84,6 +85,51 @@ def managers(original: Any) -> Any:
         return made
 
     return make
+
+
+def _with_key(
+    manager: Any, rel: Any, name: str, values: tuple[Any, ...], more: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Gives the new row of `album.photos.create(…)` the album's key, and a new row of the table
+    that joins two models too, unless they have one. Changes `more`."""
+    through = getattr(manager, "through", None)
+    if through is not None and not through._meta.auto_created and name not in ("remove", "clear"):
+        key = _key_of(manager.instance, through, rel)
+        if key is not None:
+            given = more.get("through_defaults") or {}
+            more["through_defaults"] = {**_missing(key, given), **given}
+    key = None if name in _WHOLE else _key_of(manager.instance, manager.model, rel)
+    if key is None:
+        return values
+    if name == "create":
+        more.update(_missing(key, more))
+        return values
+    # The key of a row that is there already says nothing else, so it is not looked for.
+    which = "create_defaults" if name == "update_or_create" else "defaults"
+    at = 1 if name == "update_or_create" else 0
+    given = values[at] if len(values) > at else more.get(which)
+    if given is None and name == "update_or_create":
+        given = values[0] if values else more.get("defaults")
+    full = {**_missing(key, {**more, **(given or {})}), **(given or {})}
+    if len(values) > at:
+        return (*values[:at], full, *values[at + 1 :])
+    more[which] = full
+    return values
+
+
+def _key_of(instance: Any, model: Any, rel: Any) -> tuple[Any, Any] | None:
+    """The key of a model, and the value that a row has that belongs to this object; None if there
+    is none, or the relation itself says it."""
+    keys, own = key_fields(model), key_fields(instance.__class__)
+    if len(keys) != 1 or len(own) != 1 or keys[0] is rel.field:
+        return None
+    value = getattr(instance, own[0].attname)
+    return None if value is None else (keys[0], value)
+
+
+def _missing(key: tuple[Any, Any], given: dict[str, Any]) -> dict[str, Any]:
+    field, value = key
+    return {} if {field.name, field.attname} & given.keys() else {field.attname: value}
 
 
 def _of_each_shard(

@@ -12,9 +12,14 @@ from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.reverse_related import ForeignObjectRel
 from django.db.models.signals import class_prepared
 
-from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
+from .fields import (
+    ShardedBigAutoField,
+    ShardKeyField,
+    ShardKeyForeignKey,
+    ShardKeyOneToOneField,
+)
 
-KEYS = (ShardKeyField, ShardKeyForeignKey)
+KEYS = (ShardKeyField, ShardKeyForeignKey, ShardKeyOneToOneField)
 OBJECT = object()
 """In the place of a key's field: only an object of the model says which shard, and no value."""
 

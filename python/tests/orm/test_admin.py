@@ -213,3 +213,43 @@ def test_a_page_of_a_row_whose_primary_key_says_no_shard_names_the_shard(m, clie
         assert client.get(f"/admin/kinds/num/{address}").status_code == 302
         assert client.post(f"/admin/kinds/num/{address}", {"post": "yes"}).status_code == 302
     assert [kinds.Num.objects.for_key(user).count() for user in (U, V)] == [1, 1]
+
+
+def test_a_name_that_is_translated_stands_in_the_title(m, client, monkeypatch):
+    from django.utils.translation import gettext_lazy
+
+    monkeypatch.setattr(m.Photo._meta.get_field("user_id"), "verbose_name", gettext_lazy("User"))
+    assert "Name a User:" in client.get(LIST).content.decode()
+
+
+def test_a_link_with_a_shard_lists_its_rows(m, client, p):
+    for user in (U, U + 16, V):
+        m.Photo.objects.create(user_id=user, title=f"of {user}")
+    where = p.alias_of_key(U)
+    found = client.get(LIST, {"shard": where})
+    assert sorted(titles(found)) == [f"of {U + 16}", f"of {U}"]
+    assert titles(client.get(LIST, {"shard": where, "q": f"of {U}"})) == [f"of {U}"]
+    assert f"shard={where}" in client.get(LIST, {"shard": where, "o": "1"}).content.decode()
+    assert titles(client.get(LIST, {"shard": "shard-99"}, follow=True)) == []
+
+
+def test_the_pages_of_a_row_whose_primary_key_says_no_shard_link_to_each_other(m, client, p):
+    from django.db import connections
+    from kinds import models as kinds
+
+    where = p.alias_of_key(V)
+    with connections[where].cursor() as cursor:
+        cursor.execute("TRUNCATE {shard}.kinds_num CASCADE")
+    kinds.Num.objects.create(id=7, user_id=V, name="x")
+    page = client.get(f"/admin/kinds/num/7/change/?shard={where}").content.decode()
+    for name in ("history", "delete"):
+        (link,) = set(re.findall(rf'href="([^"]*/kinds/num/7/{name}/[^"]*)"', page))
+        assert client.get(link.replace("&amp;", "&")).status_code == 200, link
+    answer = client.post(
+        f"/admin/kinds/num/7/change/?shard={where}",
+        {"user_id": V, "name": "y", "_continue": "1"},
+    )
+    assert client.get(answer["Location"]).context_data["original"].name == "y"
+    answer = client.post(f"/admin/kinds/num/7/change/?shard={where}", {"user_id": V, "name": "z"})
+    shown = client.get(answer["Location"]).context_data["cl"].result_list
+    assert [one.name for one in shown] == ["z"]

@@ -4,16 +4,21 @@ integers beyond 2^53."""
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from django.db import transaction
 from rest_framework import serializers
 
 from ...errors import WrongId
 from ...ids import shard_of_id
 from ..cluster import cluster
 from ..fields import ShardedBigAutoField
-from ..forms import strays
+from ..forms import strays, where_it_will_be
+from ..routing import repeat_on, where_of
 from ..sharded import is_sharded
+
+T = TypeVar("T")
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
@@ -50,8 +55,7 @@ class ShardIdField(serializers.Field):
 
 
 class ShardedModelSerializer(serializers.ModelSerializer):
-    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models.
-    Where the shard of its row is known, rows of other shards do not exist for it."""
+    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models."""
 
     serializer_field_mapping = {
         **serializers.ModelSerializer.serializer_field_mapping,
@@ -67,10 +71,19 @@ class ShardedModelSerializer(serializers.ModelSerializer):
             kwargs["pk_field"] = ShardIdField()
         return made, kwargs
 
-    def run_validation(self, data: Any = serializers.empty) -> Any:
-        """Django REST framework calls this. Raises `ValidationError` too for what is chosen of
+
+def install() -> None:
+    """Makes the serializers of sharded models find what is of another shard before they write, and
+    write all that they write in one transaction on the shard."""
+    plain = serializers.ModelSerializer
+    if plain.run_validation.__module__ == __name__:
+        return  # Tests load the applications again.
+    validate, create, update = plain.run_validation, plain.create, plain.update
+
+    def run_validation(self: Any, data: Any = serializers.empty) -> Any:
+        """The same as Django REST framework's. Raises `ValidationError` too for what is chosen of
         another shard: saving would find it after the row itself was written."""
-        values = super().run_validation(data)
+        values = validate(self, data)
         if values and is_sharded(self.Meta.model):
             found = strays(self.instance, self.Meta.model, values)
             text = serializers.PrimaryKeyRelatedField.default_error_messages["does_not_exist"]
@@ -84,3 +97,32 @@ class ShardedModelSerializer(serializers.ModelSerializer):
                     {name: [text.format(pk_value=one.pk)] for name, one in chosen.items()}
                 )
         return values
+
+    def create_whole(self: Any, validated_data: Any) -> Any:
+        """The same as Django REST framework's; the row and its relations are written together."""
+        model = self.Meta.model
+        where = where_it_will_be(None, model, validated_data) if is_sharded(model) else None
+        # What is created takes its values out of the dictionary.
+        return _together(where, lambda: create(self, dict(validated_data)))
+
+    def update_whole(self: Any, instance: Any, validated_data: Any) -> Any:
+        """The same as Django REST framework's; the row and its relations are written together."""
+        where = where_of(instance) if is_sharded(instance.__class__) else None
+        return _together(where, lambda: update(self, instance, dict(validated_data)))
+
+    plain.run_validation, plain.create, plain.update = run_validation, create_whole, update_whole
+
+
+def _together(where: str | None, write: Callable[[], T]) -> T:
+    """Writes in a transaction on a shard; without a shard, as usual."""
+    if where is None:
+        return write()
+
+    def whole() -> T:
+        with transaction.atomic(using=where):
+            return write()
+
+    return repeat_on(where, whole)
+
+
+install()

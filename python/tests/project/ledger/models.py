@@ -1,8 +1,9 @@
 """Bills of accounts. Their key is a reference to a column that is not the primary key."""
 
+from django.conf import settings
 from django.db import models
 
-from pgshard.django import ShardedModel, ShardKeyForeignKey
+from pgshard.django import ShardedModel, ShardKeyField, ShardKeyForeignKey, ShardKeyOneToOneField
 
 
 class Account(models.Model):
@@ -33,3 +34,38 @@ class Pointer(models.Model):
     bill = models.ForeignKey(
         Bill, models.DO_NOTHING, null=True, db_constraint=False, related_name="+"
     )
+
+
+class Profile(ShardedModel):
+    """What a user says about themselves."""
+
+    user = ShardKeyOneToOneField(settings.AUTH_USER_MODEL, models.CASCADE, related_name="profile")
+    text = models.CharField(max_length=100)
+
+
+class Label(ShardedModel):
+    """A word of a user."""
+
+    user_id = ShardKeyField()
+    word = models.CharField(max_length=50)
+
+
+class Paper(ShardedModel):
+    """A paper of a user, with values of many types."""
+
+    user_id = ShardKeyField()
+    name = models.CharField(max_length=50, null=True)
+    count = models.IntegerField(null=True)
+    amount = models.DecimalField(max_digits=20, decimal_places=4, null=True)
+    weight = models.FloatField(null=True)
+    lasted = models.DurationField(null=True)
+    on = models.DateField(null=True)
+    labels = models.ManyToManyField(Label, through="PaperLabel", related_name="papers")
+
+
+class PaperLabel(ShardedModel):
+    """Which label a paper has, in a table of the application's own."""
+
+    user_id = ShardKeyField()
+    paper = models.ForeignKey(Paper, models.CASCADE, related_name="+")
+    label = models.ForeignKey(Label, models.CASCADE, related_name="+")
