@@ -1,4 +1,5 @@
-"""docs/django.md is true: this runs the commands that it contains."""
+"""docs/django.md and docs/django-recipes.md are true: this runs the commands and the code that they
+contain."""
 
 import contextlib
 import json
@@ -15,12 +16,13 @@ import pytest
 from world import COMMAND, ROOT, VERSION, control, programs
 
 once = pytest.mark.skipif(VERSION != "15", reason="once is enough: versions are tested elsewhere")
+RECIPES = "django-recipes.md"
 WALK = ROOT / "python" / "tests" / "walk"
 
 
-def section(title):
-    """The text below a heading of the page."""
-    page = (ROOT / "docs" / "django.md").read_text(encoding="utf-8")
+def section(title, name="django.md"):
+    """The text below a heading of a page."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     return page.split(f"\n## {title}")[1].split("\n## ")[0]
 
 
@@ -90,6 +92,38 @@ def test_from_an_empty_folder_to_a_move(tmp_path):
     assert places[0] != places[1]
 
 
+def recipes():
+    """The page of the recipes, without its last one, which begins with another project."""
+    page = (ROOT / "docs" / RECIPES).read_text(encoding="utf-8")
+    return page.split("\n## From a project with one database")[0]
+
+
+@once
+def test_the_recipes_do_what_they_promise(tmp_path):
+    guide = re.findall(r"```sh\n(.*?)```", section("From an empty folder"), re.DOTALL)
+    shell = Shell(tmp_path)
+    # The commands that run jobs come after there are rows.
+    page = recipes()
+    jobs = re.findall(r"```sh\n(python manage.py shards run .*?)```", page, re.DOTALL)
+    assert len(jobs) == 2
+    for job in jobs:
+        page = page.replace(f"```sh\n{job}```", "")
+    (tmp_path / "before.py").write_text((WALK / "recipes_before.py").read_text())
+    (tmp_path / "after.py").write_text((WALK / "recipes_after.py").read_text())
+    try:
+        shell.run(
+            "".join(guide[:3])
+            + typed(page)
+            + "python manage.py shell < before.py\n"
+            # What a job has done it may do again.
+            + "".join(jobs) * 2
+            + "python manage.py shell < after.py\n"
+        )
+    finally:
+        shell.down()
+    assert (tmp_path / "done").exists()
+
+
 def typed(text):
     """The blocks of a text as one script: blocks in Python become files, or are appended to one."""
     script = ""
@@ -105,7 +139,9 @@ def typed(text):
 
 @once
 def test_from_one_database(tmp_path):
-    before, one, *steps = re.split(r"\n### \d\. .*\n", section("From a project with one database"))
+    before, one, *steps = re.split(
+        r"\n### \d\. .*\n", section("From a project with one database", RECIPES)
+    )
     assert len(steps) == 6
     shell = Shell(tmp_path)
     writers = []

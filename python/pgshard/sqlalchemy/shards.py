@@ -1,21 +1,5 @@
-"""pgshard for SQLAlchemy 2.1: one set of models for all shards, an engine for each host, and
-transactions that are run again as a whole when their shard moves.
-
-    class Base(DeclarativeBase):
-        metadata = MetaData(schema=SCHEMA)
-
-    class Photo(Base):
-        __tablename__ = "photos"
-        id: Mapped[int] = shard_id()
-        user_id: Mapped[int] = shard_key()
-
-    shards = Shards.open("pgshard.toml")
-    photo_id = shards.run(user, lambda session: add(session, Photo(user_id=user)).id)
-    photo = shards.run_by_id(photo_id, lambda session: session.get(Photo, photo_id))
-
-`AsyncShards` is the same for asyncio. The schema name `shard` of the tables stands for the schema
-of the shard that a transaction is on (SQLAlchemy's schema_translate_map), so a statement is
-compiled once for all shards; in texts, write `{shard}`.
+"""The shards of an application: an engine for each host, and transactions that are run again as a
+whole when their shard moves.
 
 Invariant: a transaction is committed only if none of its statements was answered by a signpost,
 even if `work` did not notice; COMMIT is sent once; and what a failed transaction has made of an
@@ -56,16 +40,16 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.attributes import set_attribute, set_committed_value
 from sqlalchemy.orm.base import NO_VALUE
 
-from .connect import connect
-from .directory import Directory
-from .errors import PgshardError, WrongId, WrongKey
-from .hosts import Host
-from .map import Placement
-from .pool import WAIT_MAX, is_alive
-from .reach import Linked, is_lost, is_standby
-from .recovery import RETRY_FOR, Asking, Recovery
-from .stale import Met, asks_about_names, met
-from .template import render
+from ..connect import connect
+from ..directory import Directory
+from ..errors import PgshardError, WrongId, WrongKey
+from ..hosts import Host
+from ..map import Placement
+from ..pool import WAIT_MAX, is_alive
+from ..reach import Linked, is_lost, is_standby
+from ..recovery import RETRY_FOR, Asking, Recovery
+from ..stale import Met, asks_about_names, met
+from ..template import render
 from .written import ID, KEY, REFERS, Unclear, Written, is_expression, mark, written
 
 T = TypeVar("T")
