@@ -198,7 +198,7 @@ impl Mover {
 
     /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not
     /// decided are swapped back, decided ones are opened, and no other shard is begun.
-    /// [`Mover::complete`] ends between two shards.
+    /// [`Mover::complete`] begins no other shard.
     pub fn stop(&self) {
         self.context.stop();
     }
@@ -266,7 +266,8 @@ impl Mover {
         Box::pin(command::audit::audit(&self.context, id))
     }
 
-    /// Drops the old copies of a move whose shards are all kept and audited. Cannot be undone.
+    /// Drops the old copies of a move whose shards are all kept and audited, up to four on a host at
+    /// a time, in all calls of this mover together. Cannot be undone.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of the move is not kept and audited

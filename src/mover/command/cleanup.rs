@@ -8,6 +8,9 @@ use crate::mover::runner::reverse;
 use crate::mover::step::{identity, old_copy};
 use std::collections::BTreeSet;
 
+use futures_util::future::join_all;
+use tokio::sync::Mutex;
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use crate::map::HostName;
@@ -16,15 +19,16 @@ use crate::schema::catalog::Namespace;
 use crate::schema::catalog::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
 use crate::shard::ShardId;
 
-use crate::mover::command::resume::lost;
+use crate::mover::command::resume::lost_at;
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Cleaned, Report, ShardReport};
-use crate::mover::control::session::Session;
+use crate::mover::control::session::{Session, Turns};
 use crate::mover::definition::border;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
+use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::Unaudited;
 use crate::mover::stream::{row_index, slot};
@@ -39,8 +43,8 @@ pub struct CleanupReport {
     pub failed: Vec<(HostName, Error)>,
 }
 
-/// Drops the old copies of a move. When the mover is told to stop, it ends between two shards, and
-/// those that are left are [`Error::Interrupted`].
+/// Drops the old copies of a move, a few on each host at a time. When the mover is told to stop, no
+/// other is begun, and those that are left are [`Error::Interrupted`].
 pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
@@ -78,18 +82,8 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
         return Err(taken_back(entry, by));
     }
-    if context.options.unaudited == Unaudited::Kept {
-        let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept);
-        if let Some((entry, objection)) = kept
-            .filter_map(|entry| Some((entry, entry.audit.objection()?)))
-            .next()
-        {
-            return Err(Error::Unaudited {
-                shard: entry.shard,
-                id,
-                objection,
-            });
-        }
+    for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept) {
+        objection_of_audit(context, entry)?;
     }
     let mut report = Report {
         id,
@@ -97,42 +91,65 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
         failed: Vec::new(),
         unknown,
     };
-    let mut whole = Vec::new();
-    for entry in entries
+    let entries: Vec<Entry> = entries
         .into_iter()
         .filter(|entry| entry.phase != Phase::Aborted)
-    {
-        // Before the way back is given up: a refusal leaves everything as it was.
-        let objection = match is_left(context, &entry) {
-            true => Err(Error::Interrupted { shard: entry.shard }),
-            false => match lost(context, &entry).await {
-                Some(error) => Err(error),
-                None => may_be_dropped(context, &entry).await,
-            },
-        };
-        match objection {
-            Err(error @ Error::Interrupted { .. }) => report.failed.push((entry.shard, error)),
-            Err(_) if is_completed(context, &entry).await => report.done.push(completed(&entry)),
-            Err(error) => report.failed.push((entry.shard, error)),
-            Ok(()) => whole.push(entry),
+        .collect();
+    // Each shard opens a session on both of its hosts; the next one uses it again.
+    let _kept = context.hosts.keep_sessions();
+    let tidying = Mutex::new(());
+    let each = entries
+        .iter()
+        .map(|entry| complete_shard(context, entry, &tidying, Turns::One));
+    let ended = join_all(each).await;
+    for (entry, mut ended) in entries.iter().zip(ended) {
+        if ended.as_ref().is_err_and(is_of_a_crowd) {
+            ended = complete_shard(context, entry, &tidying, Turns::All).await;
         }
-    }
-    for entry in &whole {
-        let ended = match is_left(context, entry) {
-            true => Err(Error::Interrupted { shard: entry.shard }),
-            false => end_old_copy(context, entry).await,
-        };
         match ended {
             Ok(()) => report.done.push(completed(entry)),
-            Err(error @ Error::Interrupted { .. }) => report.failed.push((entry.shard, error)),
-            Err(_) if is_completed(context, entry).await => report.done.push(completed(entry)),
             Err(error) => report.failed.push((entry.shard, error)),
         }
     }
     report.done.sort_by_key(|done| done.shard);
     report.failed.sort_by_key(|(shard, _)| *shard);
-    take_identities_back(context, &whole).await;
+    forget_watermarks(context, id, &entries).await;
+    take_identities_back(context, &entries).await;
     Ok(report)
+}
+
+/// Whether an old copy may be dropped once the others are: together they had more locks than the
+/// server has room for, or waited for each other.
+fn is_of_a_crowd(error: &Error) -> bool {
+    let Error::Database { source, .. } = error else {
+        return false;
+    };
+    [&SqlState::OUT_OF_MEMORY, &SqlState::T_R_DEADLOCK_DETECTED]
+        .iter()
+        .any(|code| source.code() == Some(code))
+}
+
+/// Drops the old copy of one shard, when it has its turn on both hosts. Errors of one shard stop no
+/// other.
+async fn complete_shard(
+    context: &Context,
+    entry: &Entry,
+    tidying: &Mutex<()>,
+    turns: Turns,
+) -> Result<(), Error> {
+    let ended = match entry.phase {
+        Phase::Completed => Ok(()),
+        _ => end_old_copy(context, entry, tidying, turns).await,
+    };
+    match ended {
+        Ok(()) => {}
+        Err(error @ Error::Interrupted { .. }) => return Err(error),
+        Err(_) if is_completed(context, entry).await => {}
+        Err(error) => return Err(error),
+    }
+    let (shard, phase) = (entry.shard, Phase::Completed);
+    context.observer.tell(Event::Reached { shard, phase });
+    Ok(())
 }
 
 fn taken_back(entry: &Entry, by: MoveId) -> Error {
@@ -143,11 +160,6 @@ fn taken_back(entry: &Entry, by: MoveId) -> Error {
         phase: entry.phase,
         reason,
     }
-}
-
-/// Whether the mover was told to stop before it has dropped this old copy.
-fn is_left(context: &Context, entry: &Entry) -> bool {
-    context.is_stopped() && entry.phase != Phase::Completed
 }
 
 fn completed(entry: &Entry) -> ShardReport {
@@ -164,6 +176,27 @@ async fn is_completed(context: &Context, entry: &Entry) -> bool {
         source.find_entry(entry.id, entry.shard).await
     };
     matches!(asked.await, Ok(Some(now)) if now.phase == Phase::Completed)
+}
+
+/// Deletes the move's watermarks at its sources, where no shard of it is under way any longer.
+///
+/// Locks: their rows, for a statement.
+async fn forget_watermarks(context: &Context, id: MoveId, entries: &[Entry]) {
+    let sources: BTreeSet<&HostName> = entries.iter().map(|entry| &entry.source).collect();
+    for source in sources {
+        let deleted = async {
+            let source = context.hosts.open(source).await?;
+            let sql = "DELETE FROM pgshard.beacon WHERE move_id = $1";
+            let what = "deleting watermarks";
+            source.execute(what, sql, &[id.uuid()]).await?;
+            context.hosts.give_back(source).await;
+            Ok::<(), Error>(())
+        };
+        if let Err(error) = deleted.await {
+            tracing::warn!(host = %source, error = chain(&error), "watermarks of the move were not \
+                deleted: `pgshard moves gc` does it");
+        }
+    }
 }
 
 /// Takes back the replica identities at the targets, which are no longer needed.
@@ -183,47 +216,86 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
 /// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be
 /// left, keep theirs; with the last one the slot goes, which keeps WAL.
 ///
-/// Before, it looks once more: the shards before it may have taken long, and whatever somebody has
-/// made depend on the old copy meanwhile would be dropped with it. If it may not be dropped any
-/// longer, the way back stays, too.
-async fn end_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
-    may_be_dropped(context, entry).await?;
-    if entry.phase == Phase::Kept && entry.reverse.is_some() {
-        let (source, target) = (
-            context.hosts.open(&entry.source).await?,
-            context.hosts.open(&entry.target).await?,
-        );
-        if let Some(by) =
-            old_copy::lose_unless_taken(&source, entry.id, entry.shard, "the move was completed")
-                .await?
-        {
-            return Err(taken_back(entry, by));
-        }
-        reverse::stream::tidy_up(context, &source, &target, entry.id).await?;
-        context.options.at("after back drop")?;
+/// All is checked now, and not when the command began: the shards before it may have taken long, and
+/// whatever somebody has made depend on the old copy meanwhile would be dropped with it. A refusal
+/// leaves everything as it was, the way back too.
+async fn end_old_copy(
+    context: &Context,
+    entry: &Entry,
+    tidying: &Mutex<()>,
+    turns: Turns,
+) -> Result<(), Error> {
+    let (id, shard) = (entry.id, entry.shard);
+    let _turns = context
+        .hosts
+        .turns([&entry.source, &entry.target], turns)
+        .await?;
+    if context.is_stopped() {
+        return Err(Error::Interrupted { shard });
     }
-    drop_old_copy(context, entry).await
+    let target = context.hosts.open(&entry.target).await?.for_shard(shard);
+    if let Some(error) = lost_at(&target, entry).await {
+        return Err(error);
+    }
+    let source = context.hosts.open(&entry.source).await?.for_shard(shard);
+    let now = source.find_entry(id, shard).await?;
+    let entry = &now.ok_or(Error::NoSuchMove { id })?;
+    if entry.phase != Phase::Completed {
+        objection_of_audit(context, entry)?;
+        may_be_dropped(context, entry, &source, &target).await?;
+        if entry.reverse.is_some() {
+            let why = "the move was completed";
+            if let Some(by) = old_copy::lose_unless_taken(&source, id, shard, why).await? {
+                return Err(taken_back(entry, by));
+            }
+            // The last of several shards would drop the slot twice.
+            let tidying = tidying.lock().await;
+            reverse::stream::tidy_up(context, &source, &target, id).await?;
+            drop(tidying);
+            context.options.at("after back drop")?;
+        }
+        drop_old_copy(context, entry, &source, &target).await?;
+    }
+    tokio::join!(
+        context.hosts.give_back(source),
+        context.hosts.give_back(target)
+    );
+    Ok(())
+}
+
+/// Refuses a move that was not audited, unless the options allow it.
+fn objection_of_audit(context: &Context, entry: &Entry) -> Result<(), Error> {
+    let (shard, id) = (entry.shard, entry.id);
+    match entry.audit.objection() {
+        Some(objection) if context.options.unaudited == Unaudited::Kept => Err(Error::Unaudited {
+            shard,
+            id,
+            objection,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the target has the shard, and the old copy is what was copied, with nothing that depends
 /// on it.
-async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
-    if entry.phase == Phase::Completed {
-        return Ok(());
-    }
+async fn may_be_dropped(
+    context: &Context,
+    entry: &Entry,
+    source: &Session,
+    target: &Session,
+) -> Result<(), Error> {
     let (shard, names) = (
         entry.shard,
         Names {
             schema: context.prefix.schema(entry.shard),
         },
     );
-    let target = context.hosts.open(&entry.target).await?.for_shard(shard);
     let not_now = |reason: String| Error::NotNow {
         shard,
         phase: entry.phase,
         reason,
     };
-    let there = facts::row_of(&target, shard).await?;
+    let there = facts::row_of(target, shard).await?;
     if there.is_none_or(|row| row.epoch <= entry.epoch) {
         let reason = format!(
             "host {} does not have it at epoch {} or later: `pgshard moves repair {shard} --plan` \
@@ -233,8 +305,7 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
         );
         return Err(not_now(reason));
     }
-    let source = context.hosts.open(&entry.source).await?.for_shard(shard);
-    let here = facts::row_of(&source, shard).await?;
+    let here = facts::row_of(source, shard).await?;
     if here.is_none_or(|row| row.epoch <= entry.epoch) {
         return Err(not_now(format!(
             "host {} still has it at epoch {}",
@@ -242,19 +313,19 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
         )));
     }
     let left = names.left(entry.epoch);
-    alone(context, &source, &left).await?;
-    if let Some(oid) = facts::schema_oid(&source, &left).await? {
+    alone(context, source, &left).await?;
+    if let Some(oid) = facts::schema_oid(source, &left).await? {
         // DDL that takes no lock that we can see (a GRANT; before 18 also a new function or type)
         // may have been under way at the fence and committed after it. Only the old copy has it,
         // and its client was told that it is done.
-        let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
+        let mut kept = facts::of_schema(source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
-        let (recorded, is_fed) = old_copy::recorded_of(&source, entry).await?;
+        let (recorded, is_fed) = old_copy::recorded_of(source, entry).await?;
         let compared = kept.compare(recorded.as_deref());
         let why = match compared {
             Recorded::Same => return Ok(()),
-            _ if fingerprint_at(&target, &names.schema, is_fed).await? == Some(kept) => {
+            _ if fingerprint_at(target, &names.schema, is_fed).await? == Some(kept) => {
                 return Ok(());
             }
             Recorded::Other => {
@@ -290,27 +361,19 @@ async fn fingerprint_at(
 }
 
 /// Drops what is kept of the shard.
-async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
-    if entry.phase == Phase::Completed {
-        return Ok(());
-    }
-    let (shard, names) = (
-        entry.shard,
-        Names {
-            schema: context.prefix.schema(entry.shard),
-        },
-    );
-    let (source, target) = (
-        context.hosts.open(&entry.source).await?,
-        context.hosts.open(&entry.target).await?,
-    );
-    let (source, target, left) = (
-        source.for_shard(shard),
-        target.for_shard(shard),
-        names.left(entry.epoch),
-    );
+async fn drop_old_copy(
+    context: &Context,
+    entry: &Entry,
+    source: &Session,
+    target: &Session,
+) -> Result<(), Error> {
+    let shard = entry.shard;
+    let names = Names {
+        schema: context.prefix.schema(shard),
+    };
+    let left = names.left(entry.epoch);
     // To give up the way back may have taken seconds.
-    alone(context, &source, &left).await?;
+    alone(context, source, &left).await?;
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one
     // transaction. If a reader is still at work there, it gives up after two seconds.
@@ -348,19 +411,11 @@ async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
             .execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()])
             .await?;
     }
-    identity::forget(&source, shard).await?;
-    // No shard of the move is under way any longer.
-    source
-        .execute(
-            what,
-            "DELETE FROM pgshard.beacon WHERE move_id = $1",
-            &[entry.id.uuid()],
-        )
-        .await?;
+    identity::forget(source, shard).await?;
     source.batch(what, "COMMIT").await?;
-    for (name, owner) in ledger(&target, "old signpost").await? {
+    for (name, owner) in ledger(target, "old signpost").await? {
         if owner.shard == shard && owner.id == entry.id {
-            drop_schema(&target, "old signpost", &name, &owner).await?;
+            drop_schema(target, "old signpost", &name, &owner).await?;
         }
     }
     context.options.at("after old copy")

@@ -6,6 +6,7 @@ use crate::mover::command::audit::audited;
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Report, ShardReport, report};
+use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
@@ -67,22 +68,19 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
 /// the open: nothing may be done about its move before that is repaired. `None` also if the target
 /// cannot be asked.
 pub(super) async fn lost(context: &Context, entry: &Entry) -> Option<Error> {
+    let target = context.hosts.open(&entry.target).await.ok()?;
+    lost_at(&target.for_shard(entry.shard), entry).await
+}
+
+/// The same, asked on this session of the target.
+pub(super) async fn lost_at(target: &Session, entry: &Entry) -> Option<Error> {
     if entry.phase != Phase::Kept {
         return None;
     }
-    let asked = async {
-        let target = context
-            .hosts
-            .open(&entry.target)
-            .await?
-            .for_shard(entry.shard);
-        if target.is_bootstrapped().await? {
-            facts::row_of(&target, entry.shard).await
-        } else {
-            Ok(None)
-        }
+    let row = match target.is_bootstrapped().await.ok()? {
+        true => facts::row_of(target, entry.shard).await.ok()?,
+        false => None,
     };
-    let row = asked.await.ok()?;
     let lost = row.is_none_or(|row| row.epoch <= entry.epoch);
     lost.then(|| Error::Lost {
         shard: entry.shard,

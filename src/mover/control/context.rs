@@ -47,7 +47,12 @@ impl Context {
         id: Option<MoveId>,
     ) -> (Vec<Entry>, Vec<(HostName, Error)>) {
         let asked = self.hosts.names().map(|host| async move {
-            let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
+            let entries = async {
+                let session = self.hosts.open(host).await?;
+                let entries = session.entries_if_any(id).await?;
+                self.hosts.give_back(session).await;
+                Ok::<_, Error>(entries)
+            };
             (host.clone(), entries.await)
         });
         let mut entries = Vec::new();

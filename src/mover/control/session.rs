@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -33,6 +34,20 @@ pub struct Hosts {
 struct Reached {
     connect: ConnectOptions,
     lookout: Arc<Lookout>,
+    turns: Arc<Semaphore>,
+}
+
+/// How many shards' old copies are dropped at a time on a host. Each takes an ACCESS EXCLUSIVE lock
+/// for every table and index of its shard, and the server's room for locks is limited.
+const TURNS: u32 = 4;
+
+/// How many of a host's turns to drop an old copy are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// Beside others.
+    One,
+    /// Alone.
+    All,
 }
 
 impl Hosts {
@@ -44,7 +59,13 @@ impl Hosts {
                 connect.clone(),
                 "pgshard mover".to_owned(),
             ));
-            (name, Reached { connect, lookout })
+            let turns = Arc::new(Semaphore::new(TURNS as usize));
+            let reached = Reached {
+                connect,
+                lookout,
+                turns,
+            };
+            (name, reached)
         };
         let reached = Arc::new(hosts.into_iter().map(reached).collect());
         Hosts {
@@ -78,6 +99,29 @@ impl Hosts {
             .ok_or_else(|| Error::UnknownHost { host: host.clone() })
     }
 
+    /// Waits for the turn to drop an old copy on both hosts. It ends when the permits are dropped.
+    pub(crate) async fn turns(
+        &self,
+        mut hosts: [&HostName; 2],
+        turns: Turns,
+    ) -> Result<[SemaphorePermit<'_>; 2], Error> {
+        let count = match turns {
+            Turns::One => 1,
+            Turns::All => TURNS,
+        };
+        // In one order, so that none waits for another that waits for it.
+        hosts.sort_unstable();
+        let turn = async |host: &HostName| {
+            let closed = |_| Error::UnknownHost { host: host.clone() };
+            self.reached(host)?
+                .turns
+                .acquire_many(count)
+                .await
+                .map_err(closed)
+        };
+        Ok([turn(hosts[0]).await?, turn(hosts[1]).await?])
+    }
+
     /// A session of this host: one that was [given back](Hosts::give_back), or a new one.
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
         if let Some(mut spare) = self.spares.take(host)
@@ -102,7 +146,9 @@ impl Hosts {
     ) -> BoxFuture<'a, Result<Session, Error>> {
         Box::pin(async move {
             self.spares.forget(host);
-            let Reached { connect, lookout } = self.reached(host)?;
+            let Reached {
+                connect, lookout, ..
+            } = self.reached(host)?;
             let until = Instant::now() + FULL_FOR;
             let client = loop {
                 match connect.connect("pgshard mover").await {

@@ -2,30 +2,36 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use futures_util::{FutureExt, StreamExt, stream};
 use pgshard::ShardId;
 use pgshard::map::print_shards;
-use pgshard::mover::{Heard, MoveId, Observer, Options, Phase};
+use pgshard::mover::{Error, Heard, MoveId, Mover, Options, Phase, Report};
 
 use super::super::relocate::mover;
-use super::{COMPLETES_THE_REST, Verb, failure, tell, unheard, until_done_or_cut_off};
+use super::{COMPLETES_THE_REST, Verb, Watcher, failure, tell, unheard, until_done_or_cut_off};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Output, counted};
 
-/// Drops the old copies of all moves that have any, one move after the other. A move that cannot be
-/// completed now is named, and the others go on.
+/// How many moves are completed at a time. The mover limits what each host is asked for.
+const MOVES_MAX: usize = 8;
+
+/// Drops the old copies of all moves that have any. A move that cannot be completed now is named,
+/// and the others go on.
 pub(crate) async fn complete_all(
     consent: Consent,
     options: Options,
     config: Option<&Path>,
-    output: &Output,
+    output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let mover = mover(&config, options, Observer::silent());
+    let watcher = Watcher::of_completion(output.clone());
+    let mover = mover(&config, options, watcher.observer());
     let Heard {
         found: entries,
         unknown: silent,
@@ -53,25 +59,25 @@ pub(crate) async fn complete_all(
     if !confirm(&question, consent, output).await? {
         return Err(Failure::new(Exit::Failed, "nothing was dropped"));
     }
+    watcher.begin("dropping", kept.values().map(Vec::len).sum());
     let mut exits = Vec::new();
     let work = async {
-        for id in kept.keys() {
-            // Not left to `complete`: it asks the hosts first, and one of them may not answer.
-            if mover.is_stopped() {
-                exits.push(Exit::Interrupted);
-                break;
-            }
-            let started = Instant::now();
-            exits.push(match mover.complete(*id).await.map_err(failure) {
-                Ok(report) => tell(Verb::Complete, &report, started.elapsed(), output),
-                Err(failure) => output.failure(&failure),
+        let each: Vec<_> = kept
+            .keys()
+            .map(|id| complete(&mover, *id).boxed())
+            .collect();
+        let mut ended = stream::iter(each).buffered(MOVES_MAX);
+        while let Some(ended) = ended.next().await {
+            exits.push(match ended {
+                None => Exit::Interrupted,
+                Some((Ok(report), took)) => tell(Verb::Complete, &report, took, output),
+                Some((Err(error), _)) => output.failure(&failure(error)),
             });
-            if exits.last() == Some(&Exit::Interrupted) {
-                break;
-            }
         }
     };
-    if until_done_or_cut_off(&mover, output, work).await?.is_none() {
+    let is_cut_off = until_done_or_cut_off(&mover, output, work).await?.is_none();
+    watcher.finish();
+    if is_cut_off {
         return Ok(output.interrupted(Some(COMPLETES_THE_REST)));
     }
     let failed: Vec<Exit> = exits
@@ -94,4 +100,14 @@ pub(crate) async fn complete_all(
         _ if done > 0 => Exit::Partly,
         [first, ..] => *first,
     })
+}
+
+/// What became of one move, and how long it took; `None` if the mover was told to stop before.
+async fn complete(mover: &Mover, id: MoveId) -> Option<(Result<Report, Error>, Duration)> {
+    // Not left to the mover: it asks the hosts first, and one of them may not answer.
+    if mover.is_stopped() {
+        return None;
+    }
+    let started = Instant::now();
+    Some((mover.complete(id).await, started.elapsed()))
 }

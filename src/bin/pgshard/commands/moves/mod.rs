@@ -75,7 +75,10 @@ pub(crate) async fn act(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let watcher = Watcher::new(output.clone());
+    let watcher = match verb {
+        Verb::Complete => Watcher::of_completion(output.clone()),
+        _ => Watcher::new(output.clone()),
+    };
     let mover = mover(&config, options, watcher.observer());
     let fits = match verb {
         Verb::Resume | Verb::Abort { .. } => Fits::Open,
@@ -117,17 +120,14 @@ pub(crate) async fn act(
             until_done(&mover, output, mover.rollback(id)).await?
         }
         Verb::Complete => {
-            let entries = mover.list(Some(id)).await.found;
-            let shards = print_shards(
-                entries
-                    .iter()
-                    .filter(|e| e.phase == Phase::Kept)
-                    .map(|e| e.shard),
-            );
+            let mut kept = mover.list(Some(id)).await.found;
+            kept.retain(|entry| entry.phase == Phase::Kept);
+            let shards = print_shards(kept.iter().map(|entry| entry.shard));
             let question = format!("drop the old copies of shards {shards} for good?");
             if !confirm(&question, consent, output).await? {
                 return Err(Failure::new(Exit::Failed, "nothing was dropped"));
             }
+            watcher.begin("dropping", kept.len());
             match until_done_or_cut_off(&mover, output, mover.complete(id)).await? {
                 Some(report) => report,
                 None => return Ok(output.interrupted(Some(COMPLETES_THE_REST))),

@@ -84,16 +84,36 @@ pub(crate) enum MoveEvent {
 pub(crate) struct Watcher {
     output: Arc<Output>,
     bar: Mutex<Option<ProgressBar>>,
+    /// The phase that ends a shard for the bar.
+    last: Phase,
     id: OnceLock<MoveId>,
 }
 
 impl Watcher {
     pub(crate) fn new(output: Arc<Output>) -> Arc<Watcher> {
+        Watcher::until(Phase::Kept, output)
+    }
+
+    /// One of old copies that are dropped.
+    pub(crate) fn of_completion(output: Arc<Output>) -> Arc<Watcher> {
+        Watcher::until(Phase::Completed, output)
+    }
+
+    fn until(last: Phase, output: Arc<Output>) -> Arc<Watcher> {
         Arc::new(Watcher {
             output,
             bar: Mutex::default(),
+            last,
             id: OnceLock::new(),
         })
+    }
+
+    /// Begins the bar.
+    pub(crate) fn begin(&self, what: &str, shards: usize) {
+        let bar = self
+            .output
+            .progress(what.to_owned(), "shards", shards as u64);
+        *self.bar() = Some(bar);
     }
 
     pub(crate) fn observer(self: &Arc<Watcher>) -> Observer {
@@ -123,18 +143,14 @@ impl Watcher {
                 // A watcher sees one move begin.
                 let _ = self.id.set(id);
                 self.output.note(format_args!("move {id}"));
-                *self.bar() = Some(self.output.progress(
-                    "moving".to_owned(),
-                    "shards",
-                    shards as u64,
-                ));
+                self.begin("moving", shards);
                 MoveEvent::Started {
                     r#move: id.to_string(),
                     shards,
                 }
             }
             Event::Reached { shard, phase } => {
-                if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
+                if let Some(bar) = self.bar().as_ref().filter(|_| phase == self.last) {
                     bar.inc(1);
                 }
                 MoveEvent::Reached {
