@@ -4,6 +4,7 @@
 mod browser;
 pub(crate) mod client;
 mod driver;
+mod flooded;
 mod monitor;
 mod safe;
 

@@ -560,8 +560,14 @@ fn exporter() {
     );
     is(&seen, "pgshard_findings{severity=\"alarm\",code=\"\"}", 0.0);
     is(&seen, "pgshard_move_shards{phase=\"kept\"}", 2.0);
-    is(&seen, "pgshard_move_pause_seconds_count", 2.0);
-    is(&seen, "pgshard_move_pause_seconds_bucket{le=\"+Inf\"}", 2.0);
+    let pauses = "pgshard_move_pause_seconds";
+    is(&seen, &format!("{pauses}_count{{host=\"db1\"}}"), 2.0);
+    is(&seen, &format!("{pauses}_count{{host=\"db2\"}}"), 0.0);
+    is(
+        &seen,
+        &format!("{pauses}_bucket{{host=\"db1\",le=\"+Inf\"}}"),
+        2.0,
+    );
     is(&seen, "pgshard_map_version", 3.0);
     assert!(seen["pgshard_host_bytes{host=\"db1\"}"] > 1e6);
     let manual =
@@ -601,6 +607,20 @@ fn exporter() {
     cluster.server(0).stop(StopMode::Immediate).unwrap();
     let seen = exporter.scrape();
     is(&seen, "pgshard_host_up{host=\"db1\"}", 0.0);
+    is(&seen, "pgshard_host_up{host=\"db2\"}", 1.0);
+    assert!(
+        !seen.contains_key(&format!("{pauses}_count{{host=\"db1\"}}")),
+        "{seen:#?}"
+    );
+
+    // With a config that cannot be read, the hosts of the one before it are looked after.
+    is(&seen, "pgshard_config_up", 1.0);
+    let down = "pgshard_findings{severity=\"error\",code=\"host_unreachable\"}";
+    is(&seen, down, 2.0);
+    fs::write(&config, "no config").unwrap();
+    let seen = exporter.scrape();
+    is(&seen, "pgshard_config_up", 0.0);
+    is(&seen, down, 2.0);
     is(&seen, "pgshard_host_up{host=\"db2\"}", 1.0);
     assert!(exporter.get("/other").starts_with("HTTP/1.1 404"));
 

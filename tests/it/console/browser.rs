@@ -189,3 +189,30 @@ async fn a_move_in_a_browser() {
     browser.until("document.body.innerText.includes('while it was closed')");
     assert_eq!(browser.complaints(), [""; 0]);
 }
+
+/// When a part of a page is replaced, what had the focus has it again, and what was open is open.
+/// No two elements of a page have one ID.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_focus_stays_where_it_was() {
+    let world = World::new(&[18, older!()], 16).await;
+    let console = Console::start(&world, &["--floor-s", "1"]);
+    let browser = Browser::open(1280, 900);
+    browser.go(&console.address, "/hosts");
+    browser.until("document.querySelectorAll('details summary').length === 2");
+    browser.value(
+        "(() => { const details = document.getElementById('settings-db2');
+            details.open = details.isFormer = true; details.firstElementChild.focus(); })()",
+    );
+    browser.until("!document.getElementById('settings-db2').isFormer");
+    let focus = "document.activeElement.tagName + ' of ' + document.activeElement.parentElement.id";
+    assert_eq!(browser.value(focus), "SUMMARY of settings-db2");
+    let open = "[...document.querySelectorAll('details[open]')].map((one) => one.id).join()";
+    assert_eq!(browser.value(open), "settings-db2");
+    let twice = "[...document.querySelectorAll('[id]')].map((one) => one.id)
+        .filter((id, at, all) => all.indexOf(id) !== at).join()";
+    for path in ["/hosts", "/shards", "/moves", "/findings", "/migrations"] {
+        browser.go(&console.address, path);
+        browser.until("Number(document.body.dataset.fresh) > 0");
+        assert_eq!(browser.value(twice), "", "{path}");
+    }
+}

@@ -100,14 +100,21 @@ impl Console {
 
     /// Follows a page.
     pub(crate) fn follow(&self, page: &str) -> Events {
+        self.follow_with(page, &[])
+    }
+
+    /// The same, with these headers.
+    pub(crate) fn follow_with(&self, page: &str, headers: &[(&str, &str)]) -> Events {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(
-            stream,
-            "GET /events?page={page} HTTP/1.1\r\nHost: {}\r\n\r\n",
+        let mut head = format!(
+            "GET /events?page={page} HTTP/1.1\r\nHost: {}\r\n",
             self.address
-        )
-        .unwrap();
+        );
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        write!(stream, "{head}\r\n").unwrap();
         Events(BufReader::new(stream))
     }
 }
@@ -117,7 +124,7 @@ pub(crate) fn get(address: &str, path: &str) -> Answer {
     ask(address, "GET", path, &[])
 }
 
-fn ask(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+pub(crate) fn ask(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");

@@ -142,7 +142,7 @@ async fn at_work(version: u32) -> (World, tokio::process::Child, String) {
 }
 
 /// An exporter, which ends when this is dropped.
-struct Exporter(Child, String);
+pub(super) struct Exporter(Child, String);
 
 impl Drop for Exporter {
     fn drop(&mut self) {
@@ -152,7 +152,11 @@ impl Drop for Exporter {
 }
 
 impl Exporter {
-    fn on(config: &Path) -> Exporter {
+    pub(super) fn address(&self) -> &str {
+        &self.1
+    }
+
+    pub(super) fn on(config: &Path) -> Exporter {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
         command
             .args(["exporter", "--listen", "127.0.0.1:0"])

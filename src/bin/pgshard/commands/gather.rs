@@ -36,8 +36,9 @@ pub(super) enum Depth {
 /// What a look has found.
 #[derive(Default)]
 pub(super) struct Gathered {
-    /// The config as it is in its file; without it all else is empty.
-    pub(super) config: Option<Config>,
+    /// The config as it is in its file, or, where that cannot be used, the one of [`Kept`]; without
+    /// it all else is empty.
+    pub(super) config: Option<Arc<Config>>,
     /// Why it cannot be used.
     pub(super) failure: Option<String>,
     /// The map that is kept, if it can be read.
@@ -61,7 +62,7 @@ pub(super) struct Gathered {
 impl Gathered {
     /// Whether config and map can be read.
     pub(super) fn is_configured(&self) -> bool {
-        self.map.is_some()
+        self.failure.is_none() && self.map.is_some()
     }
 }
 
@@ -100,6 +101,8 @@ pub(super) type Clocks = BTreeMap<HostName, ClockFacts>;
 /// What is kept from one look to the next.
 #[derive(Default)]
 pub(super) struct Kept {
+    /// The hosts of this config are read while the file cannot be.
+    pub(super) config: Option<Arc<Config>>,
     /// Clocks are not read again of a host in it: they cost it more than all else.
     pub(super) clocks: Clocks,
     pub(super) believed: Believed,
@@ -115,22 +118,24 @@ pub(super) async fn gather(
 ) -> Gathered {
     let began = Instant::now();
     let mut gathered = Gathered::default();
-    match context::config(Some(path)) {
-        Ok(config) => {
-            let request = Request {
-                config: &config,
-                bound,
-                depth,
-                kept,
-                sessions,
-            };
-            hosts(&request, &mut gathered).await;
-            gathered.config = Some(config);
-        }
+    let config = match context::config(Some(path)) {
+        Ok(config) => Some(Arc::new(config)),
         Err(failure) => {
             tracing::warn!(error = failure.words(), "the config cannot be used");
             gathered.failure = Some(failure.words());
+            kept.config.clone()
         }
+    };
+    if let Some(config) = config {
+        let request = Request {
+            config: &config,
+            bound,
+            depth,
+            kept,
+            sessions,
+        };
+        hosts(&request, &mut gathered).await;
+        gathered.config = Some(config);
     }
     gathered.took = began.elapsed();
     gathered

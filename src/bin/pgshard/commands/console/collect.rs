@@ -190,6 +190,8 @@ impl Task {
             .unwrap_or((Instant::now(), Clocks::new()));
         let believed = last.map(|last| last.gathered.believed.clone());
         let kept = Kept {
+            // A page shows that the config cannot be used, and nothing else.
+            config: None,
             clocks: kept,
             believed: believed.unwrap_or_default(),
         };

@@ -3,15 +3,18 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{
-    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderMap, HeaderName,
-    HeaderValue, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, HOST, HeaderMap,
+    HeaderName, HeaderValue, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
 };
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::super::listen::Standing;
 use super::token::Token;
 
 /// Nothing but what this program serves: no script, style or picture of another, none within a
@@ -108,12 +111,22 @@ fn without_port(host: &str) -> &str {
 /// Refuses what is not for us, and adds the headers that every answer has.
 pub(super) async fn guarded(
     State(guard): State<Arc<Guard>>,
+    Extension(standing): Extension<Standing>,
     request: Request,
     next: Next,
 ) -> Response {
+    standing.has_asked();
     let mut response = match guard.refuses(&request) {
-        Some(refused) => refused,
-        None => next.run(request).await,
+        Some(mut refused) => {
+            // Further requests on this connection are not read.
+            let close = HeaderValue::from_static("close");
+            refused.headers_mut().insert(CONNECTION, close);
+            refused
+        }
+        None => {
+            standing.is_admitted();
+            next.run(request).await
+        }
     };
     let headers = response.headers_mut();
     headers

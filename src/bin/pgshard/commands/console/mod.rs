@@ -34,9 +34,6 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// How many connections are answered at a time; the others wait. A browser opens six at most.
-const CONNECTIONS_MAX: usize = 256;
-
 /// Answers browsers until Ctrl-C.
 pub(crate) async fn run(
     args: &Console,
@@ -76,7 +73,7 @@ pub(crate) async fn run(
     };
     listen::tell(format!("http://{address}/"), output);
     let router = serve::router(Arc::new(served));
-    let answering = |stream| serve::connection(stream, router.clone());
-    listen::until_interrupted(&listener, CONNECTIONS_MAX, answering).await;
+    let answering = |stream, standing| serve::connection(stream, standing, router.clone());
+    listen::until_interrupted(&listener, answering).await;
     Ok(Exit::Done)
 }

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{StatusCode, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::{Extension, Router};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 
 use super::super::exporter;
-use super::super::listen::HEADER_TIMEOUT;
+use super::super::listen::{self, Stalling, Standing};
 use super::guard::guarded;
 use super::pages::{self, View};
 use super::route::Route;
@@ -40,11 +40,9 @@ pub(super) fn router(served: Arc<Served>) -> Router {
 }
 
 /// Answers one connection to its end.
-pub(super) async fn connection(stream: TcpStream, router: Router) {
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+pub(super) async fn connection(stream: TcpStream, standing: Standing, router: Router) {
+    let service = TowerToHyperService::new(router.layer(Extension(standing)));
+    let served = listen::http().serve_connection(TokioIo::new(Stalling::new(stream)), service);
     if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_MAX, served).await {
         tracing::debug!(%error, "a browser was not answered");
     }

@@ -30,8 +30,11 @@ impl Token {
         let failed = |error: std::io::Error| {
             Failure::new(Exit::Usage, format!("cannot read {shown}: {error}"))
         };
-        let mode = std::fs::metadata(path).map_err(failed)?.mode();
-        if mode & 0o077 != 0 {
+        let metadata = std::fs::metadata(path).map_err(failed)?;
+        let mode = metadata.mode();
+        // A credential of systemd is root's, and its access list shows in the bits of the group.
+        let is_credential = mode & 0o077 == 0o040 && metadata.uid() == 0 && metadata.gid() == 0;
+        if mode & 0o077 != 0 && !is_credential {
             let error = format!("{shown} can be read by others (mode {:03o})", mode & 0o777);
             return Err(Failure::usage(error).hint(format!("chmod 600 {shown}")));
         }

@@ -17,12 +17,12 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::CONTENT_TYPE;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use pgshard::pg::Sessions;
 use tokio::sync::Mutex;
 
 use super::gather::{Depth, Kept, gather};
-use super::listen::{self, HEADER_TIMEOUT};
+use super::listen::{self, HEADER_TIMEOUT, Stalling, Standing};
 use super::watching;
 use crate::args::Exporter;
 use crate::context;
@@ -31,9 +31,6 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 pub(super) use text::{KIND, written};
-
-/// How many connections are answered at a time; the others wait.
-const CONNECTIONS_MAX: usize = 64;
 
 /// What is kept between scrapes.
 struct Shared {
@@ -79,24 +76,23 @@ pub(crate) async fn run(
         ));
     }
     listen::tell(format!("http://{address}/metrics"), output);
-    let answering = |stream| {
+    let answering = |stream, standing| {
         let shared = shared.clone();
-        async move { answer(stream, &shared).await }
+        async move { answer(stream, &standing, &shared).await }
     };
-    listen::until_interrupted(&listener, CONNECTIONS_MAX, answering).await;
+    listen::until_interrupted(&listener, answering).await;
     Ok(Exit::Done)
 }
 
-async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
+async fn answer(stream: tokio::net::TcpStream, standing: &Standing, shared: &Shared) {
     let peer = stream.peer_addr().ok();
     let service = service_fn(async |request: Request<Incoming>| {
+        standing.has_asked();
         Ok::<_, Infallible>(respond(&request, shared).await)
     });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+    let served = listen::http()
         .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Stalling::new(stream)), service);
     // The scrape has its own limit; a client has as much time again to take its answer.
     let limit = shared.bound + HEADER_TIMEOUT * 2;
     if let Ok(Err(error)) = tokio::time::timeout(limit, served).await {
@@ -151,6 +147,8 @@ impl Shared {
         )
         .await;
         let text = Bytes::from(written(&gathered));
+        // While the file cannot be read, an alarm stays one.
+        last.kept.config = gathered.config;
         last.kept.believed = gathered.believed;
         last.answer = Some((Instant::now(), text.clone()));
         text

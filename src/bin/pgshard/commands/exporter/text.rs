@@ -191,30 +191,37 @@ fn moves(page: &mut Page, gathered: &Gathered) {
         "histogram",
         "How long moves have closed shards, of all moves that the journals have.",
     );
-    let pauses = gathered
-        .entries
-        .iter()
-        .filter_map(|entry| entry.timings.get("pause_ms")?.as_f64());
-    let pauses: Vec<f64> = pauses.map(|ms| ms / 1000.0).collect();
-    for bound in PAUSES {
-        let below = pauses.iter().filter(|pause| **pause <= bound).count();
+    // By source, whose journal has them: a host that does not answer takes its own series away, and
+    // nothing from those of others, which would look like new pauses when it comes back.
+    for (name, _) in gathered.hosts.iter().filter(|(_, host)| host.is_read()) {
+        let own = gathered
+            .entries
+            .iter()
+            .filter(|entry| entry.source == *name);
+        let pauses: Vec<f64> = own
+            .filter_map(|entry| Some(entry.timings.get("pause_ms")?.as_f64()? / 1000.0))
+            .collect();
+        histogram(page, pause, ("host", name.as_str()), &pauses);
+    }
+}
+
+fn histogram(page: &mut Page, name: &str, label: (&str, &str), values: &[f64]) {
+    for bound in PAUSES.into_iter().chain([f64::INFINITY]) {
+        let below = values.iter().filter(|value| **value <= bound).count();
+        let bound = if bound.is_finite() {
+            bound.to_string()
+        } else {
+            "+Inf".to_owned()
+        };
         page.sample(
-            &format!("{pause}_bucket"),
-            &[("le", &bound.to_string())],
+            &format!("{name}_bucket"),
+            &[label, ("le", &bound)],
             below as f64,
         );
     }
-    page.sample(
-        &format!("{pause}_bucket"),
-        &[("le", "+Inf")],
-        pauses.len() as f64,
-    );
-    page.sample(
-        &format!("{pause}_sum"),
-        &[],
-        pauses.iter().fold(0.0, |sum, pause| sum + pause),
-    );
-    page.sample(&format!("{pause}_count"), &[], pauses.len() as f64);
+    let sum = values.iter().fold(0.0, |sum, value| sum + value);
+    page.sample(&format!("{name}_sum"), &[label], sum);
+    page.sample(&format!("{name}_count"), &[label], values.len() as f64);
 }
 
 fn truth(is: bool) -> f64 {

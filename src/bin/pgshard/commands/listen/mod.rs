@@ -1,18 +1,29 @@
-//! A port on which a command answers HTTP: how many connections at a time, and until when.
+//! A port on which a command answers HTTP.
+//!
+//! Everyone may connect, so connections cost little and end soon. A client has a few seconds to send
+//! a request and to take each piece of the answer. When there are too many connections, none waits
+//! for another to end: a new one takes the place of one that has sent nothing yet ([`Standing`]).
+//!
+//! Invariant: connections without a token never keep out one that has it.
+
+mod connections;
+mod stalled;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioTimer;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::signals::asked_to_end;
+
+pub(super) use connections::{Standing, until_interrupted};
+pub(super) use stalled::Stalling;
 
 /// Where a command listens.
 #[derive(JsonSchema, Serialize)]
@@ -31,6 +42,19 @@ pub(super) fn tell(url: String, output: &Output) {
 /// How long a client may take to send its request.
 pub(super) const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The longest request: its line and its headers. Nothing here reads a body.
+const HEAD_MAX: usize = 16 * 1024;
+
+/// How connections are answered: HTTP/1, with limits for the request.
+pub(super) fn http() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(HEAD_MAX)
+        .max_headers(64);
+    http
+}
+
 /// Listens on the address.
 ///
 /// # Errors
@@ -40,43 +64,4 @@ pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
         Failure::new(Exit::Failed, format!("cannot listen on {address}: {error}"))
             .hint("another process may have the port: choose one with --listen")
     })
-}
-
-/// Answers connections until Ctrl-C or SIGTERM, so many at a time; the others wait.
-pub(super) async fn until_interrupted<Answering: Future<Output = ()> + Send + 'static>(
-    listener: &TcpListener,
-    connections_max: usize,
-    answer: impl Fn(TcpStream) -> Answering,
-) {
-    let places = Arc::new(Semaphore::new(connections_max));
-    loop {
-        tokio::select! {
-            accepted = accept(listener, &places) => {
-                if let Some((stream, place)) = accepted {
-                    let answering = answer(stream);
-                    tokio::spawn(async move {
-                        answering.await;
-                        drop(place);
-                    });
-                }
-            }
-            () = asked_to_end() => return,
-        }
-    }
-}
-
-type Place = tokio::sync::OwnedSemaphorePermit;
-
-/// The next connection, when there is a place for it.
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(TcpStream, Place)> {
-    let place = places.clone().acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, place)),
-        Err(error) => {
-            // Mostly there are too many open files, which passes.
-            tracing::warn!(%error, "a connection was not accepted");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            None
-        }
-    }
 }

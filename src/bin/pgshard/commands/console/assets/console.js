@@ -5,6 +5,20 @@ const page = () => document.body.dataset.page;
 const connection = document.getElementById("connection");
 let events = null;
 
+// What an element is known by in the next version of its part, which is made of other elements.
+const nameOf = (one) => one.id || one.getAttribute("href") || one.textContent;
+
+// The elements of the same kind and name as this one: a table may have several links to one page.
+const alike = (part, tag, name) => [...part.getElementsByTagName(tag)].filter((one) => nameOf(one) === name);
+
+// Which element of a part has the focus.
+function focusIn(part) {
+  const one = document.activeElement;
+  if (one === part || !part.contains(one) || one.matches(".grid[data-host]")) return null;
+  const name = nameOf(one);
+  return { tag: one.tagName, name, at: alike(part, one.tagName, name).indexOf(one) };
+}
+
 // A part is replaced as it is; what somebody had opened or was reading stays so.
 function replace(id, html) {
   const part = document.getElementById(id);
@@ -12,10 +26,15 @@ function replace(id, html) {
   const open = [...part.querySelectorAll("details[open]")].map((one) => one.id);
   const grid = part.querySelector(".grid[data-host]");
   const had = grid && document.activeElement === grid ? grid.at : undefined;
+  const focus = focusIn(part);
   part.innerHTML = html;
   for (const one of open) {
     const details = one && document.getElementById(one);
     if (details) details.open = true;
+  }
+  if (focus) {
+    const same = alike(part, focus.tag, focus.name);
+    (same[focus.at] || same[0])?.focus({ preventScroll: true });
   }
   const again = part.querySelector(".grid[data-host]");
   if (again && had !== undefined) {

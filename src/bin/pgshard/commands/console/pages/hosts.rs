@@ -3,6 +3,7 @@
 
 use maud::{Markup, html};
 use pgshard::config::{Config, HostConfig};
+use pgshard::map::HostName;
 use pgshard::schema::{HostFacts, HostStatus, Slot, StreamReader};
 
 use super::super::super::gather::Host;
@@ -59,7 +60,7 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
                 p { (command("pgshard check")) }
             } @else if let Some(host) = found {
                 (numbers(seen, config, host, share))
-                @if let Some(facts) = seen.facts(&config.name) { (settings(facts)) }
+                @if let Some(facts) = seen.facts(&config.name) { (settings(&config.name, facts)) }
                 @if let Some(streams) = &host.streams { (slots(&streams.slots)) (readers(&streams.readers)) }
                 p { (command(format!("pgshard drain {} --plan", config.name))) }
             }
@@ -81,23 +82,25 @@ fn numbers(seen: &Snapshot, config: &HostConfig, host: &Host, share: f64) -> Mar
         .values()
         .filter_map(|host| host.shards)
         .sum();
-    let part = host.shards.unwrap_or(0) as f64 / on_all.max(1) as f64;
-    let of_shards: u64 = host
-        .measured
-        .iter()
-        .flat_map(|(_, shards)| shards.values())
-        .map(|one| one.bytes)
-        .sum();
+    let part = host
+        .shards
+        .map(|shards| shards as f64 / on_all.max(1) as f64);
+    let measured = host.measured.as_ref();
+    let of_shards: Option<u64> =
+        measured.map(|(_, shards)| shards.values().map(|one| one.bytes).sum());
     html! {
         dl {
             dt { "shards" }
             dd { (host.shards.map_or_else(|| "not bootstrapped".to_owned(), |shards| shards.to_string()))
-                span.faint { ", " (percent(part)) " of all; its share is " (percent(share))
+                span.faint { @if let Some(part) = part { ", " (percent(part)) " of all" }
+                    "; its share is " (percent(share))
                     @if let Some(most) = config.limits.shards_max { ", " (most) " at most" } }
-                (draw::bar(part, "after")) }
+                @if let Some(part) = part { (draw::bar(part, "after")) } }
             dt { "size" }
-            dd { @if let Some(load) = &host.load { (size(load.bytes)) }
-                span.faint { ", of its shards " (size(of_shards)) } (room(config, of_shards)) }
+            dd { (host.load.as_ref().map_or_else(|| "unknown".to_owned(), |load| size(load.bytes)))
+                span.faint { ", of its shards "
+                    (of_shards.map_or_else(|| "unknown".to_owned(), size)) }
+                @if let Some(bytes) = of_shards { (room(config, bytes)) } }
             @if let Some(status) = &host.status { (of_status(status)) }
         }
     }
@@ -136,9 +139,9 @@ fn of_status(status: &HostStatus) -> Markup {
     }
 }
 
-fn settings(facts: &HostFacts) -> Markup {
+fn settings(name: &HostName, facts: &HostFacts) -> Markup {
     html! {
-        details id=(format!("settings-{}", facts.server.database)) {
+        details id=(format!("settings-{name}")) {
             summary { "Settings that matter" }
             dl.small {
                 @for (name, value) in &facts.settings { dt { (text(name)) } dd { code { (text(value)) } } }

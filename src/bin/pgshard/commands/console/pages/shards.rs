@@ -371,17 +371,18 @@ impl Grid<'_> {
     }
 
     fn total(&self, shards: &[ShardId]) -> String {
-        let known = || {
+        let weights = || {
             shards
                 .iter()
                 .filter_map(|shard| self.facts.weights.get(shard))
         };
+        // Of a host that was not measured nothing is known, which is not 0.
         match self.shade {
-            Shade::Bytes if self.is_now => {
-                format!(", {}", size(known().map(|weight| weight.bytes).sum()))
+            Shade::Bytes if self.is_now && weights().next().is_some() => {
+                format!(", {}", size(weights().map(|weight| weight.bytes).sum()))
             }
-            Shade::Writes if self.is_now => {
-                let rows: f64 = known().filter_map(|weight| weight.writes).sum();
+            Shade::Writes if self.is_now && weights().any(|weight| weight.writes.is_some()) => {
+                let rows: f64 = weights().filter_map(|weight| weight.writes).sum();
                 format!(", {} rows/s", number(rows))
             }
             _ => String::new(),
