@@ -100,7 +100,7 @@ function shardsOf(grid) {
 }
 
 function tell(grid, at) {
-  const about = document.getElementById("about");
+  const about = document.getElementById("pointed");
   const cell = grid.children[at];
   if (!about || !cell) return;
   const words = [...cell.classList].filter((name) => name !== "at")

@@ -77,7 +77,7 @@ pub(super) fn page(
     }
     parts.push(Part::new(
         "about",
-        html! { output #about.about aria-live="polite" {} },
+        html! { output #pointed.about aria-live="polite" {} },
     ));
     Page::new("Shards", "/shards", fixed, parts)
 }
