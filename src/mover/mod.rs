@@ -266,8 +266,8 @@ impl Mover {
         Box::pin(command::audit::audit(&self.context, id))
     }
 
-    /// Drops the old copies of a move whose shards are all kept and audited, up to four on a host at
-    /// a time, in all calls of this mover together. Cannot be undone.
+    /// Drops the old copies of a move whose shards are all kept and audited, up to four on a host
+    /// at a time, in all calls of this mover together. Cannot be undone.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of the move is not kept and audited

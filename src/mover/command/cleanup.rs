@@ -216,8 +216,8 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
 /// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be
 /// left, keep theirs; with the last one the slot goes, which keeps WAL.
 ///
-/// All is checked now, and not when the command began: the shards before it may have taken long, and
-/// whatever somebody has made depend on the old copy meanwhile would be dropped with it. A refusal
+/// All is checked now, and not when the command began: the shards before it may have taken long,
+/// and whatever somebody has made depend on the old copy meanwhile would be dropped with it. A refusal
 /// leaves everything as it was, the way back too.
 async fn end_old_copy(
     context: &Context,

@@ -200,7 +200,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Old copies are dropped at the same time. One that somebody reads is kept, and stops no other.
+    /// Old copies are dropped at the same time. One with a reader is kept, and stops no other.
     async fn old_copies_are_dropped_at_the_same_time(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let db1 = world.servers.app(0).await;

@@ -116,8 +116,8 @@ fn peer_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The connection that ends for a new one: of those that have come least far, the oldest of the peer
-/// that has most of them.
+/// The connection that ends for a new one: of those that have come least far, the oldest of the
+/// peer that has most of them.
 fn to_end(open: &HashMap<Id, Connection>) -> Option<(Id, Instant)> {
     let least = open.values().map(|one| one.standing.rank()).min()?;
     let of_rank = || {
