@@ -214,6 +214,15 @@ impl Guard {
             SHORT_MESSAGE
         };
         if !(4..=max).contains(&length) {
+            // A response begins with `HTTP/1`; what it answers to a request for TLS is one byte.
+            let begin = [&[tag][..], &(length as u32).to_be_bytes()].concat();
+            if begin == b"HTTP/" || begin == b"TTP/1" {
+                return Err(strange(
+                    "an HTTP server responds at this address, and no PostgreSQL: correct the \
+                        address or the port"
+                        .to_owned(),
+                ));
+            }
             return Err(strange(format!(
                 "the server announced a message of {length} bytes and kind {:?}, which cannot be",
                 char::from(tag)
@@ -500,6 +509,10 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(refused.contains(&length.to_string()), "{refused}");
+        }
+        for begin in [b"HTTP/", b"TTP/1"] {
+            let refused = guard(Statements::Ours).0.came(begin).unwrap_err();
+            assert!(refused.to_string().contains("HTTP server"), "{refused}");
         }
         // As long as PostgreSQL's longest.
         guard(Statements::Ours)

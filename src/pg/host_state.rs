@@ -103,8 +103,8 @@ impl HostState {
             }
             HostState::Unreachable => "start it, or correct its url in the config",
             HostState::NotAsked => {
-                "it was not contacted: have the config name it, and give its password and \
-                    certificates"
+                "set the variable or write the file that the config names for its password or \
+                    certificates; if the config does not name the host, add it"
             }
         }
     }

@@ -86,7 +86,10 @@ impl Finding {
     /// says which.
     pub fn unusable_migrations(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "migrations_unusable");
-        let remedy = "correct it: until then no migration runs, and no shard is made".to_owned();
+        let remedy =
+            "correct it (`pgshard migrate new NAME` makes a missing folder, and its first \
+            file): until then no migration runs, and no shard is made"
+                .to_owned();
         Finding {
             severity,
             code,

@@ -30,11 +30,12 @@ impl Token {
         let failed = |error: std::io::Error| {
             Failure::new(Exit::Usage, format!("cannot read {shown}: {error}"))
         };
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        let mode = metadata.mode();
-        // A credential of systemd is root's, and its access list shows in the bits of the group.
-        let is_credential = mode & 0o077 == 0o040 && metadata.uid() == 0 && metadata.gid() == 0;
-        if mode & 0o077 != 0 && !is_credential {
+        let facts = std::fs::metadata(path).map_err(failed)?;
+        let mode = facts.mode();
+        // A group may read what root has given to it: Kubernetes mounts secrets so, and the access
+        // list of a systemd credential shows in the bits of the group.
+        let forbidden = if facts.uid() == 0 { 0o037 } else { 0o077 };
+        if mode & forbidden != 0 {
             let error = format!("{shown} can be read by others (mode {:03o})", mode & 0o777);
             return Err(Failure::usage(error).hint(format!("chmod 600 {shown}")));
         }
