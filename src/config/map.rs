@@ -4,7 +4,7 @@ use std::path::Path;
 
 use futures_util::future::BoxFuture;
 
-use super::{folder_of, hosts};
+use super::hosts;
 use crate::map::{MapVersion, ShardMap};
 use crate::shard::ShardCount;
 use crate::store::map_text::read_map;
@@ -12,6 +12,12 @@ use crate::store::section::Section;
 use crate::store::{
     FileStore, Findings, MapStore, MapWatch, PostgresStore, PublishError, StoreError,
 };
+
+/// The folder that a path in the file starts at.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    // The parent of a bare name is empty, and joins to what it is joined with.
+    path.parent().unwrap_or(Path::new(""))
+}
 
 /// The store that a config names.
 #[derive(Clone, Debug)]

@@ -169,12 +169,6 @@ impl Config {
     }
 }
 
-/// The folder that a path in the file starts at.
-fn folder_of(path: &Path) -> &Path {
-    // The parent of a bare name is empty, and joins to what it is joined with.
-    path.parent().unwrap_or(Path::new(""))
-}
-
 /// Reads all sections, whatever is wrong with those before.
 fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Config> {
     let document = parse_toml(findings)?;
@@ -189,7 +183,8 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
     let cluster = root
         .need("cluster", remedy, findings)
         .and_then(|cluster| cluster.section(findings));
-    let cluster = cluster.map(|cluster| cluster::read(&cluster, folder_of(path), now, findings));
+    let cluster =
+        cluster.map(|cluster| cluster::read(&cluster, map::folder_of(path), now, findings));
 
     let remedy =
         "add a section for each host: [hosts.db1] with url = \"postgres://user@address/database\"";
@@ -197,7 +192,7 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
         .need("hosts", remedy, findings)
         .and_then(|hosts| hosts.section(findings));
     let names: Option<Vec<&str>> = section.as_ref().map(|hosts| hosts.names().collect());
-    let hosts = section.map(|hosts| hosts::read(&hosts, folder_of(path), findings));
+    let hosts = section.map(|hosts| hosts::read(&hosts, map::folder_of(path), findings));
 
     let map = root
         .need("map", MAP_REMEDY, findings)

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::session::Session;
-use super::{Follow, PostgresStore};
+use super::store::{Follow, PostgresStore};
 use crate::map::ShardMap;
 use crate::store::{MapSender, MapWatch, StoreError};
 

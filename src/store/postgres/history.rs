@@ -1,27 +1,10 @@
 //! Earlier maps: when, by whom and why each was published. They are for people; nothing is decided
 //! by them.
 
-use jiff::Timestamp;
-
-use super::PostgresStore;
-use super::session::Session;
+use super::session::{Publication, Session};
+use super::store::PostgresStore;
 use crate::map::{MapVersion, ShardMap};
 use crate::store::StoreError;
-
-/// A map that was published, and how it came about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Publication {
-    /// The map.
-    pub map: ShardMap,
-    /// When, by the database's clock.
-    pub published_at: Timestamp,
-    /// The database role.
-    pub role: String,
-    /// Machine and process.
-    pub publisher: String,
-    /// What [`PostgresStore::with_reason`] said; empty where it said nothing.
-    pub reason: String,
-}
 
 impl PostgresStore {
     /// The most publications that the database keeps.

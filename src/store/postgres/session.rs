@@ -4,17 +4,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use uuid::Uuid;
 
-use super::history::Publication;
 use crate::map::{HostName, MapVersion, Placement, ShardMap, parse_ranges};
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardCount;
 use crate::store::StoreError;
+
+/// A map that was published, and how it came about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// The map.
+    pub map: ShardMap,
+    /// When, by the database's clock.
+    pub published_at: Timestamp,
+    /// The database role.
+    pub role: String,
+    /// Machine and process.
+    pub publisher: String,
+    /// The reason of [`PostgresStore::with_reason`](super::PostgresStore::with_reason); may be
+    /// empty.
+    pub reason: String,
+}
 
 /// The tables and the function.
 const TABLES: &str = include_str!("../../../migrations/store/0001_map.sql");

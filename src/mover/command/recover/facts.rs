@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use crate::id::Id;
 use crate::map::HostName;
-use crate::mover::command::recover::judge;
+use crate::mover::command::recover::scope;
 use crate::mover::command::repair::{self, RepairPlan, ServerSaid};
 use crate::mover::control::context::Context;
 use crate::mover::control::session::Session;
@@ -103,10 +103,10 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
         }
         _ => None,
     };
-    let unclear = judge::contradictory(host, &survey);
+    let unclear = scope::contradictory(host, &survey);
     let mut looked = BTreeMap::new();
     // One after the other, because each question goes to all hosts.
-    for shard in unclear.union(&judge::kept_elsewhere(host, &survey)) {
+    for shard in unclear.union(&scope::kept_elsewhere(host, &survey)) {
         let at = match repair::plan_with_and_without(context, *shard, host).await {
             Ok((sure, without)) => Looked::At {
                 sure: Box::new(sure),
@@ -119,7 +119,7 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
         };
         looked.insert(*shard, at);
     }
-    let ids = ids(context, &survey, &judge::concerned(host, &survey)).await?;
+    let ids = ids(context, &survey, &scope::concerned(host, &survey)).await?;
     let open = open(context, host).await;
     Ok(Facts {
         host: host.clone(),

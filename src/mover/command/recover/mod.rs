@@ -7,6 +7,7 @@
 mod facts;
 mod judge;
 mod plan;
+mod scope;
 #[cfg(test)]
 mod tests;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::facts::{Facts, IdSeen, Looked, OpenMove, SeenBy};
-use super::judge::{contradictory, judge, kept_elsewhere, served};
+use super::judge::judge;
+use super::scope::{contradictory, kept_elsewhere, served};
 use crate::id::Id;
 use crate::map::print_shards;
 use crate::mover::command::repair::tests::planned;

@@ -13,7 +13,7 @@ use pgshard::schema::backfill::{Backfill, BackfillFault, Event, Progress, Report
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::only;
+use super::request::only;
 use crate::args::MigrateBackfill;
 use crate::context;
 use crate::exit::Exit;

@@ -11,7 +11,7 @@ use pgshard::schema::{self, Migration, Migrations, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{How, request};
+use super::request::{How, request};
 use crate::args::MigrateTarget;
 use crate::commands::relocate::Detail;
 use crate::context;

@@ -11,7 +11,7 @@ use pgshard::schema::migrate::{HostResolving, Pace, Request, Resolution, Resolve
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{How, request};
+use super::request::{How, request};
 use crate::args::MigrateTarget;
 use crate::commands::bootstrap::{exit, tell};
 use crate::context;

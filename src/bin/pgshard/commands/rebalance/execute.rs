@@ -13,13 +13,11 @@ use pgshard::map::print_shards;
 use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
 use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Group, Pace, Problem, Wave, plan, waves};
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use super::super::measure::words;
 use super::super::moves::{self, Verb, millis};
-use super::this_command;
-use super::watch::{RebalanceEvent, Watcher, WaveGroup};
+use super::events::{Done, FailedShard, RebalanceEvent, WaveGroup};
+use super::watch::Watcher;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds, size};
@@ -30,29 +28,6 @@ struct Failed {
     exit: Exit,
     message: String,
     remedy: String,
-}
-
-/// The last event.
-#[derive(JsonSchema, Serialize)]
-pub(crate) struct Done {
-    moved: usize,
-    /// Shards of moves that were open before, finished first.
-    finished: usize,
-    /// Shards that somebody else had already moved to their target.
-    there: usize,
-    bytes: u64,
-    waves: usize,
-    pause_ms_max: f64,
-    total_ms: u128,
-    moves: Vec<String>,
-    failed: Vec<FailedShard>,
-}
-
-#[derive(JsonSchema, Serialize)]
-pub(crate) struct FailedShard {
-    #[schemars(with = "u16")]
-    shard: ShardId,
-    message: String,
 }
 
 /// A run and what it has done so far.
@@ -508,4 +483,18 @@ fn refusal_of(shard: ShardId, error: &Error) -> Failed {
         message,
         remedy,
     }
+}
+
+/// The command line that continues this run.
+fn this_command(by: &mut dyn Iterator<Item = String>) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=%@,+".contains(c);
+    let quoted = |arg: String| {
+        if !arg.is_empty() && arg.chars().all(plain) {
+            arg
+        } else {
+            format!("'{}'", arg.replace('\'', r"'\''"))
+        }
+    };
+    let args: Vec<String> = by.skip(1).map(quoted).collect();
+    format!("pgshard {}", args.join(" "))
 }

@@ -3,6 +3,7 @@
 //! Only the hosts remember anything from one run to the next. After an interrupt the same command
 //! goes on: it finishes the moves that are open, and plans the rest from what the hosts have then.
 
+mod events;
 mod execute;
 mod show;
 mod watch;
@@ -19,15 +20,15 @@ use pgshard::mover::{DesiredState, Entry, Heard, MoveId, Mover, Phase};
 use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
+pub(crate) use self::events::RebalanceEvent;
 use self::execute::{Run, Told};
 pub(crate) use self::show::Planned;
 pub(super) use self::show::{json, of_share};
-pub(crate) use self::watch::RebalanceEvent;
 use self::watch::Watcher;
 use super::measure::{Weighed, weigh};
 use super::moves::until_done;
 use super::relocate::mover;
-use crate::args::{By, Doing, Drain, Measure, Rebalance};
+use crate::args::{Doing, Drain, Measure, Rebalance};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
@@ -387,29 +388,5 @@ fn refuse_half_a_drain(
         Ok(())
     } else {
         Err(Failure::several(Exit::Refused, reasons))
-    }
-}
-
-/// The command line that goes on with this run.
-fn this_command(by: &mut dyn Iterator<Item = String>) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=%@,+".contains(c);
-    let quoted = |arg: String| {
-        if !arg.is_empty() && arg.chars().all(plain) {
-            arg
-        } else {
-            format!("'{}'", arg.replace('\'', r"'\''"))
-        }
-    };
-    let args: Vec<String> = by.skip(1).map(quoted).collect();
-    format!("pgshard {}", args.join(" "))
-}
-
-/// What the table calls the amount that is spread.
-fn column(by: &By) -> &'static str {
-    match by {
-        By::Count => "shards",
-        By::Bytes => "size",
-        By::Writes => "writes",
-        By::Sql(_) => "weight",
     }
 }

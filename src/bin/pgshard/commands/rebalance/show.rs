@@ -9,7 +9,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::measure::shown;
-use super::column;
 use crate::args::By;
 use crate::output::{Align, Format, Output, counted, size};
 
@@ -245,6 +244,16 @@ pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Plann
         waves,
         moves: plan.moves.iter().map(one).collect(),
         unmet: plan.unmet.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// What the table calls the amount that is spread.
+fn column(by: &By) -> &'static str {
+    match by {
+        By::Count => "shards",
+        By::Bytes => "size",
+        By::Writes => "writes",
+        By::Sql(_) => "weight",
     }
 }
 

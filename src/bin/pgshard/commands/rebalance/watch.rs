@@ -3,56 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::ProgressBar;
-use pgshard::ShardId;
 use pgshard::mover::{Event, Observer, Phase};
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use super::super::moves::millis;
+use super::events::RebalanceEvent;
 use crate::output::Output;
-
-#[derive(JsonSchema, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum RebalanceEvent {
-    Wave {
-        wave: usize,
-        waves: usize,
-        groups: Vec<WaveGroup>,
-    },
-    Started {
-        r#move: String,
-        shards: usize,
-    },
-    FenceRetried {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        attempt: u32,
-        reason: String,
-    },
-    Opened {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        host: String,
-        pause_ms: f64,
-    },
-    Asked {
-        asked: &'static str,
-        by: String,
-    },
-    Failed {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        message: String,
-    },
-    Done(super::execute::Done),
-}
-
-#[derive(JsonSchema, Serialize)]
-pub(crate) struct WaveGroup {
-    pub(super) source: String,
-    pub(super) target: String,
-    pub(super) shards: String,
-}
 
 pub(super) struct Watcher {
     output: Arc<Output>,
