@@ -105,12 +105,15 @@
 //!
 //! | feature | adds |
 //! | --- | --- |
-//! | `ops` | [`schema`], [`rebalance`], [`mover`] |
+//! | `ops` | [`schema`], [`rebalance`], [`mover`]: unstable, see below |
 //! | `idgen` | [`idgen`] |
 //! | `dev` | [`dev`], [`testing`], and what `ops` adds |
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
 //! | `console` (on by default) | its pages for a browser, `pgshard console` |
 //! | `failpoints` | for pgshard's own tests: a release build's moves can be made to die, as a debug build's can |
+//!
+//! The API of `ops` is unstable: [`schema`], [`rebalance`] and [`mover`] exist for the command
+//! `pgshard`, and any version may change them. Everything else follows semantic versioning.
 
 /// Methods that set one field of options each, under the field's name:
 /// `Options::default().jobs(4)`. Options get new fields with new versions, so that nobody outside

@@ -40,7 +40,7 @@ pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
 pub use command::recover::{
     ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
 };
-pub use command::repair::{AnsweringHost, GiveUp, HostSays, Repair, RepairPlan, RepairWay};
+pub use command::repair::{AnsweringHost, GiveUp, HostClaim, Repair, RepairPlan, RepairWay};
 pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, Heard, Report, ShardReport};
 pub use control::session::Hosts;
@@ -50,8 +50,8 @@ pub use definition::refusal::Refusal;
 pub use preflight::identity::LentIdentity;
 pub use preflight::plan::{Plan, ShardPlan};
 pub use preflight::survey::Request;
-pub use protocol::desired::{Asked, StopRequest};
 pub use protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy, UnloggedRows};
+pub use protocol::desired::{StopKind, StopRequest};
 pub use protocol::error::{Error, Rival};
 #[doc(hidden)]
 pub use protocol::failpoint::Failpoint;
@@ -385,7 +385,7 @@ impl Mover {
     ///
     /// # Cancel safety
     /// The request may be recorded on some hosts only; call it again.
-    pub fn ask(&self, id: MoveId, asked: Asked) -> BoxFuture<'_, Heard<Worker>> {
+    pub fn ask(&self, id: MoveId, asked: StopKind) -> BoxFuture<'_, Heard<Worker>> {
         Box::pin(async move { Heard::of(requests::ask(&self.context, id, asked).await) })
     }
 

@@ -149,7 +149,7 @@ impl Router {
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            said: renewal::Said::default(),
+            said: renewal::HostOptionsSeen::default(),
             hosts_wanted: Arc::new(tokio::sync::Notify::new()),
         }))
     }

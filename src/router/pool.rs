@@ -21,7 +21,7 @@ use super::opener::{OpenError, Opener};
 use super::options::Options;
 use super::pool_slots::{Favourite, Grant, Service, Use, Wish};
 use super::session::{Lease, Session};
-use super::slots::{Asked, Counts, Effects, Slots};
+use super::slots::{Counts, Effects, SlotAnswer, Slots};
 use crate::map::HostName;
 use crate::shard::ShardId;
 
@@ -204,13 +204,13 @@ impl Pool {
                 receiver,
             };
             let grant = match asked {
-                Asked::Granted(grant) => grant,
-                Asked::Waits(ticket) => waiting(ticket).end(until()).await?,
-                Asked::WaitsForFavourite(ticket) => {
+                SlotAnswer::Granted(grant) => grant,
+                SlotAnswer::Waits(ticket) => waiting(ticket).end(until()).await?,
+                SlotAnswer::WaitsForFavourite(ticket) => {
                     waiting(ticket).end_for_favourite(until()).await?
                 }
-                Asked::Full => return Err(GetError::TooManyWait),
-                Asked::Closed => return Err(GetError::Closed),
+                SlotAnswer::Full => return Err(GetError::TooManyWait),
+                SlotAnswer::Closed => return Err(GetError::Closed),
             };
             // Else one connection less is left that cannot be used.
             if let Some(ready) = self.ready(grant).await {
@@ -234,7 +234,13 @@ impl Pool {
         }
     }
 
-    fn ask(&self, wish: Wish) -> (Asked<Box<Session>>, oneshot::Receiver<Grant<Box<Session>>>) {
+    fn ask(
+        &self,
+        wish: Wish,
+    ) -> (
+        SlotAnswer<Box<Session>>,
+        oneshot::Receiver<Grant<Box<Session>>>,
+    ) {
         let (tell, receiver) = oneshot::channel();
         let mut slots = self.lock();
         let (asked, effects) = slots.ask(self.number, wish, || tell);

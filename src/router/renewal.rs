@@ -20,7 +20,7 @@ pub(super) const RENEW_EVERY: Duration = Duration::from_secs(5);
 
 /// The last answer of the source about each host, and the pools that new answers have replaced.
 #[derive(Default)]
-pub(super) struct Said(Mutex<Renewed>);
+pub(super) struct HostOptionsSeen(Mutex<Renewed>);
 
 #[derive(Default)]
 struct Renewed {

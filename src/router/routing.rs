@@ -18,7 +18,7 @@ use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
 use super::pool_slots::Use;
-use super::renewal::Said;
+use super::renewal::HostOptionsSeen;
 use super::session::Lease;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
@@ -57,7 +57,7 @@ pub(super) struct Inner {
     pub(super) retries: AtomicU64,
     pub(super) closed: AtomicBool,
     /// The last result of the host source.
-    pub(super) said: Said,
+    pub(super) said: HostOptionsSeen,
     /// Wakes the task that calls the host source.
     pub(super) hosts_wanted: Arc<Notify>,
 }

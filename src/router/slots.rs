@@ -49,7 +49,7 @@ pub(super) struct Slots<C, W> {
 }
 
 /// The answer to a request for a slot.
-pub(super) enum Asked<C> {
+pub(super) enum SlotAnswer<C> {
     Granted(Grant<C>),
     /// The call must wait. With the ticket it can insist, or cancel.
     Waits(u64),
@@ -146,10 +146,10 @@ impl<C, W> Slots<C, W> {
         pool: usize,
         wish: Wish,
         tell: impl FnOnce() -> W,
-    ) -> (Asked<C>, Effects<C, W>) {
+    ) -> (SlotAnswer<C>, Effects<C, W>) {
         let mut effects = Effects::none();
         if self.pools[pool].service == Service::Closed {
-            return (Asked::Closed, effects);
+            return (SlotAnswer::Closed, effects);
         }
         let ticket = self.ticket;
         if let Some(favourite) = self.pools[pool].worth_a_moment(wish) {
@@ -163,16 +163,16 @@ impl<C, W> Slots<C, W> {
                 },
             );
             self.ticket += 1;
-            return (Asked::WaitsForFavourite(ticket), effects);
+            return (SlotAnswer::WaitsForFavourite(ticket), effects);
         }
         if let Some(source) = self.source(pool, false)
             && let Some(grant) = self.grant(pool, wish, source, &mut effects)
         {
-            return (Asked::Granted(grant), effects);
+            return (SlotAnswer::Granted(grant), effects);
         }
         let slots = &mut self.pools[pool];
         if slots.waiting.len() >= slots.waiting_max {
-            return (Asked::Full, effects);
+            return (SlotAnswer::Full, effects);
         }
         slots.waiting.push_back(Waiter {
             ticket,
@@ -182,7 +182,7 @@ impl<C, W> Slots<C, W> {
         });
         self.ticket += 1;
         self.waiting += 1;
-        (Asked::Waits(ticket), effects)
+        (SlotAnswer::Waits(ticket), effects)
     }
 
     /// Grants an idle connection of the pool, if there is one and the call should not wait for its
@@ -420,16 +420,16 @@ mod tests {
         }
     }
 
-    fn granted(asked: Asked<u32>) -> Grant<u32> {
+    fn granted(asked: SlotAnswer<u32>) -> Grant<u32> {
         match asked {
-            Asked::Granted(grant) => grant,
+            SlotAnswer::Granted(grant) => grant,
             _ => panic!("nothing is granted"),
         }
     }
 
-    fn ticket(asked: Asked<u32>) -> u64 {
+    fn ticket(asked: SlotAnswer<u32>) -> u64 {
         match asked {
-            Asked::Waits(ticket) => ticket,
+            SlotAnswer::Waits(ticket) => ticket,
             _ => panic!("nobody waits"),
         }
     }
@@ -573,7 +573,7 @@ mod tests {
         let pool = slots.add(1, 1);
         let held = granted(slots.ask(pool, ANY, || 0).0);
         ticket(slots.ask(pool, ANY, || 5).0);
-        assert!(matches!(slots.ask(pool, ANY, || 6).0, Asked::Full));
+        assert!(matches!(slots.ask(pool, ANY, || 6).0, SlotAnswer::Full));
         let (effects, dismissed) = slots.end(pool, Service::Retired);
         assert!(effects.closed.is_empty() && dismissed.is_empty());
         // A call that waits already gets what there is.
@@ -594,7 +594,7 @@ mod tests {
         ticket(slots.ask(pool, ANY, || 8).0);
         assert_eq!(slots.end(pool, Service::Closed).1, [8]);
         assert!(
-            matches!(slots.ask(pool, ANY, || 0).0, Asked::Closed)
+            matches!(slots.ask(pool, ANY, || 0).0, SlotAnswer::Closed)
                 && slots.ask_if_free(pool, ANY).is_none()
         );
         assert_eq!(slots.give_back(pool, held.slot, Some(2)).closed, [2]);
@@ -640,7 +640,7 @@ mod tests {
         let [first, second, third, _] = [1, 2, 3, 4].map(|caller| {
             assert_eq!(slots.ask_if_idle(pool, statement(8)), None);
             match slots.ask(pool, statement(8), || caller).0 {
-                Asked::WaitsForFavourite(ticket) => ticket,
+                SlotAnswer::WaitsForFavourite(ticket) => ticket,
                 _ => panic!("{caller} does not wait for the favourite"),
             }
         });
@@ -745,7 +745,7 @@ mod tests {
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
         assert!(matches!(
             slots.ask(pool, statement(0), || 1).0,
-            Asked::WaitsForFavourite(_)
+            SlotAnswer::WaitsForFavourite(_)
         ));
         granted(slots.ask(pool, ANY, || 0).0);
         ticket(slots.ask(pool, ANY, || 2).0);
@@ -957,12 +957,12 @@ mod tests {
             let (asked, effects) = self.slots.ask(pool, wish, || (pool, caller));
             self.follow(effects);
             match asked {
-                Asked::Granted(grant) => self.take(pool, grant),
-                Asked::Waits(ticket) | Asked::WaitsForFavourite(ticket) => {
+                SlotAnswer::Granted(grant) => self.take(pool, grant),
+                SlotAnswer::Waits(ticket) | SlotAnswer::WaitsForFavourite(ticket) => {
                     assert!(self.waiting.insert(caller, (pool, ticket)).is_none());
                 }
-                Asked::Full => assert!(self.slots.counts(pool).waiting >= WAITING_MAX),
-                Asked::Closed => panic!("no pool is closed"),
+                SlotAnswer::Full => assert!(self.slots.counts(pool).waiting >= WAITING_MAX),
+                SlotAnswer::Closed => panic!("no pool is closed"),
             }
         }
 

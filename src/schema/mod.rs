@@ -24,9 +24,9 @@ pub(crate) mod tables;
 
 pub use catalog::{Error as CatalogError, Namespace};
 pub use check::{
-    AcceptError, Accepted, Contents, DefinitionSurvey, Definitions, Finding, Identities, Rebuilt,
-    RecordError, RowRules, Severity, Shelf, accept, check, check_without_map, compare, contents,
-    definitions, exposed, identities, map_of_hosts, rebuild_map, sources,
+    AcceptError, Accepted, Contents, DefinitionSurvey, Definitions, Finding, HostShards,
+    Identities, Rebuilt, RecordError, RowRules, Severity, accept, check, check_without_map,
+    compare, contents, definitions, exposed, identities, map_of_hosts, rebuild_map, sources,
 };
 pub(crate) use check::{Findings, START_A_STANDBY, made_alike};
 pub(crate) use control::lock;
@@ -35,16 +35,16 @@ pub use control::{
     shard_migration, writer,
 };
 pub use fleet::{
-    ControlError, Drift, HostFault, Lost, Migration, MigrationMistake, Migrations, MigrationsError,
-    ShardFault, backfill, bootstrap, forget, install, lost_on, migrate,
+    ControlError, Drift, HostFault, Migration, MigrationMistake, Migrations, MigrationsError,
+    MissingShards, ShardFault, backfill, bootstrap, forget, install, migrate, missing_shards,
 };
 pub use survey::{
-    AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, HostLoad, HostStatus,
-    IncomingRow, KeptAudit, LedgerRow, MadeSet, Measure, OfMoves, OpenMove, OpenWay, RESTORE,
-    Record, RecordedCluster, RecordedControl, Refusal, ServerFacts, ShardRow, ShardState, Sizes,
-    Slot, SlotLoad, StreamReader, Streams, Surroundings, Survey, differences, host_facts,
-    host_load, host_status, lacking_on, measure, restore, streams, surroundings, survey,
-    survey_with_clocks, top, watched_facts, watched_facts_with_clocks,
+    AppliedSet, Attempt, ClockFacts, ControlFacts, DatabaseEnvironment, FactsError, HostFacts,
+    HostLoad, HostStatus, IncomingRow, KeptAudit, LedgerRow, MadeSet, Measure, OfMoves, OpenMove,
+    OpenWay, RESTORE, Record, RecordedCluster, RecordedControl, Refusal, ServerFacts, ShardRow,
+    ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams, Survey, database_environment,
+    differences, host_facts, host_load, host_status, measure, missing_objects, restore, streams,
+    survey, survey_with_clocks, top, watched_facts, watched_facts_with_clocks,
 };
 pub(crate) use survey::{COMMITS_WAIT, shards_named};
 

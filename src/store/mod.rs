@@ -221,14 +221,21 @@ impl StoreError {
         }
     }
 
-    /// Whether the map's database could not be asked. Only then may a copy stand in for it; any
-    /// answer counts more than a copy.
-    pub fn is_away(&self) -> bool {
+    /// Whether the map's database is unreachable. Only then may a copy replace it; any answer takes
+    /// precedence over a copy.
+    pub fn is_unreachable(&self) -> bool {
         match self {
             StoreError::Connect { .. } | StoreError::TimedOut { .. } => true,
             StoreError::Sql { source, .. } => source.code().is_none_or(pg::state::is_transient),
             _ => false,
         }
+    }
+
+    /// The former name of [`StoreError::is_unreachable`].
+    #[doc(hidden)]
+    #[deprecated(note = "renamed to is_unreachable")]
+    pub fn is_away(&self) -> bool {
+        self.is_unreachable()
     }
 }
 

@@ -109,7 +109,7 @@ on_each_version! {
         let store = store(&cluster);
         let error = store.load().await.unwrap_err();
         assert!(
-            matches!(error, StoreError::NotInstalled { .. }) && !error.is_away(),
+            matches!(error, StoreError::NotInstalled { .. }) && !error.is_unreachable(),
             "{error}"
         );
         assert!(error.to_string().contains("pgshard map import"), "{error}");
@@ -253,7 +253,7 @@ on_each_version! {
                 >= 1
         );
         let failed = failing(&watch).await;
-        assert!(failed.is_away(), "{failed}");
+        assert!(failed.is_unreachable(), "{failed}");
         // Published before it listens again, or after: it is seen in both cases.
         publish_merged(&store, &moved(2)).await.unwrap();
         version(&mut watch, 3).await;
@@ -335,14 +335,14 @@ on_each_version! {
         }
         let server = cluster.server(0);
         tokio::task::block_in_place(|| server.stop(StopMode::Immediate)).unwrap();
-        assert!(failing(&watch).await.is_away());
+        assert!(failing(&watch).await.is_unreachable());
         assert_eq!(watch.current(), second);
 
         // The next process.
         let error = store.watch().await.unwrap_err();
-        assert!(error.is_away(), "{error}");
+        assert!(error.is_unreachable(), "{error}");
         assert!(
-            copying.load().await.unwrap_err().is_away(),
+            copying.load().await.unwrap_err().is_unreachable(),
             "who publishes is not given the copy"
         );
         let loaded = copying.load_or_copy().await.unwrap();
@@ -350,7 +350,7 @@ on_each_version! {
         let mut restarted = copying.watch().await.unwrap();
         assert_eq!(restarted.current(), second);
         assert!(
-            restarted.last_error().unwrap().is_away(),
+            restarted.last_error().unwrap().is_unreachable(),
             "it says that this is the copy"
         );
 
@@ -389,7 +389,7 @@ on_each_version! {
         tokio::task::block_in_place(|| cluster.server(0).stop(StopMode::Fast)).unwrap();
         assert_eq!(copying.load_or_copy().await.unwrap().map, first_map());
         std::fs::write(&path, text.replace("0-31", "0-30")).unwrap();
-        assert!(copying.load_or_copy().await.unwrap_err().is_away());
+        assert!(copying.load_or_copy().await.unwrap_err().is_unreachable());
         let files = std::fs::read_dir(cluster.directory())
             .unwrap()
             .map(|file| file.unwrap().file_name());

@@ -316,7 +316,7 @@ pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
 pub(crate) fn usable_migrations(config: &Config) -> (Migrations, Option<MigrationsError>) {
     match &config.cluster.migrations {
         None => (Migrations::none(), None),
-        Some(folder) => Migrations::read_what_can_be(folder),
+        Some(folder) => Migrations::read_lenient(folder),
     }
 }
 

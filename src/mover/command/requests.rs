@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;
-use crate::mover::protocol::desired::{Asked, DesiredState};
+use crate::mover::protocol::desired::{DesiredState, StopKind};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::worker::Worker;
@@ -92,7 +92,7 @@ pub(crate) async fn want(
 pub(crate) async fn ask(
     context: &Context,
     id: MoveId,
-    asked: Asked,
+    asked: StopKind,
 ) -> (Vec<Worker>, Vec<(HostName, Error)>) {
     of_workers(context, id, Some(asked)).await
 }
@@ -108,7 +108,7 @@ pub(crate) async fn workers(
 async fn of_workers(
     context: &Context,
     id: MoveId,
-    asked: Option<Asked>,
+    asked: Option<StopKind>,
 ) -> (Vec<Worker>, Vec<(HostName, Error)>) {
     let answers = context.hosts.names().map(|host| async move {
         let answer = async {

@@ -5,7 +5,7 @@
 //! no lease, and one that comes too late changes nothing.
 
 use crate::mover::control::row::AnsweredRow;
-use crate::mover::protocol::desired::{Asked, DesiredState};
+use crate::mover::protocol::desired::{DesiredState, StopKind};
 
 use crate::shard::ShardId;
 
@@ -24,7 +24,7 @@ impl Session {
     /// replaced by another one.
     ///
     /// Locks: their rows, for this one statement.
-    pub(crate) async fn ask(&self, id: MoveId, asked: Asked, by: &str) -> Result<(), Error> {
+    pub(crate) async fn ask(&self, id: MoveId, asked: StopKind, by: &str) -> Result<(), Error> {
         let sql = "UPDATE pgshard.mover SET asked = $2, asked_by = $3, asked_at = clock_timestamp()
             WHERE move_id = $1 AND work = 'move' AND (asked IS NULL OR asked = 'stop' AND $2 = \
             'abort')";

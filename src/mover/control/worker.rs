@@ -8,7 +8,7 @@
 //! Invariant: all open shards of such a route change hands in one transaction, and only if no mover
 //! that holds one of them is alive.
 
-use crate::mover::protocol::desired::{Asked, StopRequest};
+use crate::mover::protocol::desired::{StopKind, StopRequest};
 use crate::mover::protocol::worker::{Work, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -373,7 +373,7 @@ fn stop_request(row: &AnsweredRow) -> Result<Option<StopRequest>, Error> {
         .get::<_, Option<String>>("asked_by")?
         .unwrap_or_default();
     Ok(asked
-        .and_then(|asked| Asked::parse(&asked))
+        .and_then(|asked| StopKind::parse(&asked))
         .map(|asked| StopRequest { asked, by }))
 }
 

@@ -313,7 +313,7 @@ async fn emptied(
         let Some(control) = &facts.control else {
             continue;
         };
-        let mut lacking = schema::lacking_on(host, control);
+        let mut lacking = schema::missing_objects(host, control);
         for (shard, _) in moving.iter().filter(|(_, on)| on == &host) {
             if let Some(what) = lacking.remove(shard) {
                 refusals.push(Refusal::new("the schema", what, schema::RESTORE).at(*shard, host));
@@ -430,7 +430,7 @@ async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, 
     loop {
         let survey = schema::survey(hosts.iter().cloned()).await;
         looks += 1;
-        if looks == LOOKS_MAX || schema::lost_on(&survey, target).is_none() {
+        if looks == LOOKS_MAX || schema::missing_shards(&survey, target).is_none() {
             return Ok(survey);
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
@@ -439,7 +439,7 @@ async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, 
 
 /// Refuses a host that no longer knows what it had: nothing is built over what has to be restored.
 fn lost(survey: &schema::Survey, host: &HostName) -> Option<Refusal> {
-    let schema::Lost { shards, by, .. } = schema::lost_on(survey, host)?;
+    let schema::MissingShards { shards, by, .. } = schema::missing_shards(survey, host)?;
     let reason = format!(
         "has lost {}, which {by} knows were there",
         shards_named(&shards)

@@ -108,24 +108,24 @@ impl FenceAt {
 
 /// A request to a move's mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum StopKind {
     /// Stop as on Ctrl-C: every shard is usable, and the move can be resumed.
     Stop,
     /// Stop, and undo what is not decided.
     Abort,
 }
 
-impl Asked {
+impl StopKind {
     /// Its name in the journal.
     pub fn as_str(self) -> &'static str {
         match self {
-            Asked::Stop => "stop",
-            Asked::Abort => "abort",
+            StopKind::Stop => "stop",
+            StopKind::Abort => "abort",
         }
     }
 
-    pub(crate) fn parse(name: &str) -> Option<Asked> {
-        [Asked::Stop, Asked::Abort]
+    pub(crate) fn parse(name: &str) -> Option<StopKind> {
+        [StopKind::Stop, StopKind::Abort]
             .into_iter()
             .find(|asked| asked.as_str() == name)
     }
@@ -135,7 +135,7 @@ impl Asked {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopRequest {
     /// What is requested.
-    pub asked: Asked,
+    pub asked: StopKind,
     /// Host and process of the request.
     pub by: String,
 }

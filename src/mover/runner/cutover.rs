@@ -132,7 +132,7 @@ impl<'d> CutOver<'d> {
         permit: Permit<'_>,
         swapped: Swapped,
         token: Uuid,
-        known: &Known,
+        known: &BeforeFence,
         presets: &Presets,
     ) -> Result<Outcome, Error> {
         let (shard, attempt) = (self.work.hold.shard, swapped.attempt);
@@ -161,18 +161,18 @@ impl<'d> CutOver<'d> {
             }
         };
         match behind {
-            Behind::Blocked(reason) => return Ok(Outcome::Held { attempt, reason }),
-            Behind::Altered(what) => {
+            FencedOutcome::Blocked(reason) => return Ok(Outcome::Held { attempt, reason }),
+            FencedOutcome::Altered(what) => {
                 return Ok(Outcome::Broken {
                     attempt,
                     error: Error::Altered { shard, what },
                 });
             }
-            Behind::Unopened(error) => {
+            FencedOutcome::Unopened(error) => {
                 self.done.looked = Some(attempt);
                 return Ok(Outcome::Decided(Err(error)));
             }
-            Behind::Ready => self.done.looked = Some(attempt),
+            FencedOutcome::Ready => self.done.looked = Some(attempt),
         }
         let follower = self.online.follower;
         if !self
@@ -204,9 +204,9 @@ impl<'d> CutOver<'d> {
         &self,
         permit: &Permit<'_>,
         swapped: Swapped,
-        known: &Known,
+        known: &BeforeFence,
         presets: &Presets,
-    ) -> Result<Option<Behind>, Error> {
+    ) -> Result<Option<FencedOutcome>, Error> {
         if known.unlogged.is_empty() {
             return Ok(None);
         }
@@ -220,7 +220,7 @@ impl<'d> CutOver<'d> {
             .unchanged(swapped.left, &known.digest, self.built, presets)
             .await?
         {
-            return Ok(Some(Behind::Altered(what)));
+            return Ok(Some(FencedOutcome::Altered(what)));
         }
         let (shard, limit) = (self.work.hold.shard, self.work.options.pause_max);
         let carried = self
@@ -242,13 +242,13 @@ impl<'d> CutOver<'d> {
         token: Uuid,
         digest: &CatalogDigest,
         presets: &Presets,
-    ) -> Result<Behind, Error> {
+    ) -> Result<FencedOutcome, Error> {
         let (shard, attempt) = (self.work.hold.shard, swapped.attempt);
         let follower = self.online.follower;
         let marked = async {
             let locks = self.work.mark_when_free(permit.gate(), swapped).await?;
             if !locks.is_empty() {
-                return Err(Halt::Blocked(locks));
+                return Err(EarlyExit::Blocked(locks));
             }
             // Not before: a session that held a lock until now could still alter the shard.
             Ok((
@@ -274,31 +274,31 @@ impl<'d> CutOver<'d> {
             // once the target is ready, it can be decided.
             let (prepared, ()) =
                 tokio::join!(self.work.prepare_open(permit.opening(), attempt), snapshot);
-            Ok::<_, Halt>((drained, prepared))
+            Ok::<_, EarlyExit>((drained, prepared))
         };
         let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked)
         {
             Ok(both) => both,
-            Err(Halt::Blocked(locks)) => return Ok(blocked(&locks)),
-            Err(Halt::Failed(error)) => return Err(error),
+            Err(EarlyExit::Blocked(locks)) => return Ok(blocked(&locks)),
+            Err(EarlyExit::Failed(error)) => return Err(error),
         };
         self.work
             .timings
             .took("drain", drained.saturating_duration_since(marked));
         let anew = match (unchanged, prepared) {
-            (Err(what), _) => return Ok(Behind::Altered(what)),
-            (Ok(_), Err(error)) => return Ok(Behind::Unopened(error)),
+            (Err(what), _) => return Ok(FencedOutcome::Altered(what)),
+            (Ok(_), Err(error)) => return Ok(FencedOutcome::Unopened(error)),
             (Ok(anew), Ok(())) => anew,
         };
         if !anew.is_empty() {
             self.work.set_anew(permit.opening(), &anew).await?;
         }
-        Ok(Behind::Ready)
+        Ok(FencedOutcome::Ready)
     }
 
     /// Looks, while the shard is open, for what would make the fence fail: altered tables, and an
     /// altered publication.
-    async fn before_fence(&self, schema: u32) -> Result<Known, Error> {
+    async fn before_fence(&self, schema: u32) -> Result<BeforeFence, Error> {
         let digest = self.work.catalog_digest(schema).await?;
         let altered = self.work.altered(schema, self.built).await?;
         if let Some(what) = altered.or(self.work.gap(schema).await?) {
@@ -308,7 +308,7 @@ impl<'d> CutOver<'d> {
             });
         }
         let unlogged = self.work.empty_unlogged(schema).await?;
-        Ok(Known { digest, unlogged })
+        Ok(BeforeFence { digest, unlogged })
     }
 
     /// Waits, while the shard is open and for a limited time, for transactions with locks that
@@ -338,7 +338,7 @@ pub(in crate::mover) async fn pass_a_watermark(
 }
 
 /// What is known about a shard before it is fenced.
-struct Known {
+struct BeforeFence {
     /// The digest of the definition that was examined and found right.
     digest: CatalogDigest,
     /// The tables with rows that are copied behind the fence.
@@ -346,19 +346,19 @@ struct Known {
 }
 
 /// What ends the wait behind the fence early.
-enum Halt {
+enum EarlyExit {
     Blocked(Vec<Lock>),
     Failed(Error),
 }
 
-impl From<Error> for Halt {
-    fn from(error: Error) -> Halt {
-        Halt::Failed(error)
+impl From<Error> for EarlyExit {
+    fn from(error: Error) -> EarlyExit {
+        EarlyExit::Failed(error)
     }
 }
 
-fn blocked(locks: &[Lock]) -> Behind {
-    Behind::Blocked(
+fn blocked(locks: &[Lock]) -> FencedOutcome {
+    FencedOutcome::Blocked(
         locks
             .iter()
             .map(ToString::to_string)
@@ -368,7 +368,7 @@ fn blocked(locks: &[Lock]) -> Behind {
 }
 
 /// The result of what was done behind the fence.
-enum Behind {
+enum FencedOutcome {
     /// The target is ready for the decision.
     Ready,
     /// Transactions hold locks for longer than the shard may be closed.

@@ -15,7 +15,7 @@ use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::control::journal::{Hold, Signed};
 use crate::mover::control::report::ShardReport;
 use crate::mover::control::worker::Claimant;
-use crate::mover::protocol::desired::Asked;
+use crate::mover::protocol::desired::StopKind;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode};
@@ -236,17 +236,17 @@ async fn obey(
         );
         async move {
             match (end, part) {
-                (Err(Error::Interrupted { .. }), _) if stop_request.asked == Asked::Stop => {
+                (Err(Error::Interrupted { .. }), _) if stop_request.asked == StopKind::Stop => {
                     (shard, Err(Error::Stopped { shard, by }))
                 }
-                (Err(_), Some(part)) if stop_request.asked == Asked::Abort => {
+                (Err(_), Some(part)) if stop_request.asked == StopKind::Abort => {
                     (shard, abort_one(context, part, by, heartbeat, jobs).await)
                 }
                 (end, _) => (shard, end),
             }
         }
     };
-    let aborted = stop_request.asked == Asked::Abort && shared_a_stream(parts);
+    let aborted = stop_request.asked == StopKind::Abort && shared_a_stream(parts);
     let ends = futures_util::future::join_all(ends.into_iter().map(obey_one)).await;
     if let (true, Some(part)) = (aborted, parts.first()) {
         drop_shared_or_warn(context, &Shared::of(part)).await;

@@ -1,7 +1,7 @@
 //! What is reported where hosts contradict each other about a shard, by this comparison and when
 //! the map is rebuilt; and which hosts contradict the config.
 
-use super::view::Given;
+use super::view::Departure;
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::check::remedy::REPAIR;
 use crate::schema::control::Cluster;
@@ -13,9 +13,9 @@ use crate::schema::survey::refusal::{Refusal, differences};
 pub(in crate::schema) fn went_back(
     owner: &HostName,
     served: ShardEpoch,
-    given: Given<'_>,
+    given: Departure<'_>,
 ) -> (String, String) {
-    let Given { epoch, from, to } = given;
+    let Departure { epoch, from, to } = given;
     let what = format!(
         "{from} gave it to {to} at epoch {epoch}, but {owner} serves it at epoch {served}, from \
             before that"

@@ -243,7 +243,7 @@ fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &H
 
 /// A host without a control schema: one that was never bootstrapped, or has lost its database.
 fn empty(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName) {
-    let Some((shards, by)) = hosts.known.lost_on(host) else {
+    let Some((shards, by)) = hosts.known.missing_shards(host) else {
         let message = "it has not been bootstrapped";
         findings.add(
             Severity::Error,

@@ -41,7 +41,7 @@ mod view;
 
 pub(crate) use compare::made_alike;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
-pub use contents::{Contents, RowRules, Shelf, contents};
+pub use contents::{Contents, HostShards, RowRules, contents};
 pub(super) use contradiction::{jumped, went_back};
 pub use exposed::exposed;
 pub(crate) use finding::Findings;
@@ -50,7 +50,7 @@ pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, ident
 pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
 pub(crate) use settings::START_A_STANDBY;
 pub use sources::sources;
-pub(super) use view::Given;
+pub(super) use view::Departure;
 
 /// What is wrong with the hosts by themselves, where there is no map to compare them with: those
 /// that cannot be read.

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use super::finding::{Finding, Findings, Severity};
 use super::remedy::REPAIR;
 use crate::map::{Change, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
-use crate::schema::check::{Given, jumped, went_back};
+use crate::schema::check::{Departure, jumped, went_back};
 use crate::schema::survey::facts::{ShardState, Survey};
-use crate::schema::survey::known::Known;
+use crate::schema::survey::known::HostRecords;
 use crate::shard::{ShardCount, ShardId};
 
 /// A map rebuilt from the reports of the hosts.
@@ -70,7 +70,7 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
             }
         }
     }
-    let known = Known::of_survey(survey);
+    let known = HostRecords::of_survey(survey);
     let placements = map.iter().map(|(shard, host, epoch)| {
         let was = Placement {
             host: host.clone(),
@@ -105,7 +105,7 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
 /// # Errors
 /// The shards of which no host that answers knows anything.
 pub fn map_of_hosts(shards: ShardCount, survey: &Survey) -> Result<ShardMap, Vec<ShardId>> {
-    let known = Known::of_survey(survey);
+    let known = HostRecords::of_survey(survey);
     let mut best: BTreeMap<ShardId, (ShardEpoch, bool, &HostName)> = BTreeMap::new();
     for (from, facts) in survey {
         let Ok(facts) = facts else { continue };
@@ -157,7 +157,7 @@ fn judge(
     was: Placement,
     claims: &[Claim<'_>],
     survey: &Survey,
-    known: &Known<'_>,
+    known: &HostRecords<'_>,
     notes: &mut Findings,
 ) -> Placement {
     let silent = !matches!(survey.get(&was.host), Some(Ok(_)));
@@ -247,7 +247,7 @@ fn judge(
         }
         // It reports itself as serving the shard, at an epoch before another gave it away.
         [owner] if owner.epoch < best.epoch => {
-            let given = Given {
+            let given = Departure {
                 epoch: best.epoch,
                 from: best.from,
                 to: best.host,

@@ -14,7 +14,7 @@ use crate::schema::survey::refusal::pending;
 /// Hosts that others know and the config does not name.
 pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {
     for (host, by) in hosts.known.absent() {
-        match hosts.known.lost_on(host) {
+        match hosts.known.missing_shards(host) {
             Some((shards, by)) => {
                 for shard in shards {
                     let what =

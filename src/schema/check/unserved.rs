@@ -1,6 +1,6 @@
 //! Shards that no host serves.
 
-use super::view::{Brought, Given, Hosts, InMap};
+use super::view::{Brought, Departure, Hosts, InMap};
 use crate::map::ShardEpoch;
 use crate::schema::check::finding::{Findings, Severity};
 use crate::schema::check::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
@@ -65,9 +65,9 @@ fn given_away(
     findings: &mut Findings,
     hosts: &Hosts<'_>,
     InMap { shard, host, .. }: InMap<'_>,
-    given: Given<'_>,
+    given: Departure<'_>,
 ) {
-    let Given { epoch, from, to } = given;
+    let Departure { epoch, from, to } = given;
     // A host that was not read may serve it, and has a finding of its own.
     if hosts.facts(to).is_none() {
         if to != host {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::control::Cluster;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
-use crate::schema::survey::known::Known;
+use crate::schema::survey::known::HostRecords;
 use crate::shard::ShardId;
 
 /// The hosts of the config.
@@ -14,7 +14,7 @@ pub(super) struct Hosts<'a> {
     survey: &'a Survey,
     /// The hosts that have been bootstrapped.
     pub(super) controls: BTreeMap<&'a HostName, &'a ControlFacts>,
-    pub(super) known: Known<'a>,
+    pub(super) known: HostRecords<'a>,
 }
 
 /// A shard, and where the map has it.
@@ -27,7 +27,7 @@ pub(super) struct InMap<'a> {
 
 /// The row of a host that has given a shard away. The later one is the greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::schema) struct Given<'a> {
+pub(in crate::schema) struct Departure<'a> {
     /// Since when the receiver has it.
     pub(in crate::schema) epoch: ShardEpoch,
     pub(in crate::schema) from: &'a HostName,
@@ -51,7 +51,7 @@ impl<'a> Hosts<'a> {
             cluster,
             survey,
             controls: controls.collect(),
-            known: Known::of_survey(survey),
+            known: HostRecords::of_survey(survey),
         }
     }
 
@@ -71,13 +71,13 @@ impl<'a> Hosts<'a> {
     }
 
     /// The last host that has given the shard away.
-    pub(super) fn given(&self, shard: ShardId) -> Option<Given<'a>> {
+    pub(super) fn given(&self, shard: ShardId) -> Option<Departure<'a>> {
         let moved = self
             .rows(shard)
             .filter(|(_, row)| row.state == ShardState::Moved);
         moved
             .filter_map(|(from, row)| {
-                Some(Given {
+                Some(Departure {
                     epoch: row.epoch,
                     from,
                     to: row.peer.as_ref()?,
@@ -110,7 +110,7 @@ impl<'a> Hosts<'a> {
 
     /// What a move has brought of a shard to the host that it was given to; nothing if none is
     /// bringing it there.
-    pub(super) fn brought(&self, shard: ShardId, given: Given<'_>) -> Option<Brought> {
+    pub(super) fn brought(&self, shard: ShardId, given: Departure<'_>) -> Option<Brought> {
         let incoming = self.controls.get(given.to)?.incoming.get(&shard)?;
         let row = self.controls.get(given.from)?.shards.get(&shard)?;
         // If the giver no longer knows the move, it is unknown what the move has brought.

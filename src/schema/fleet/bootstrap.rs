@@ -36,7 +36,7 @@ use crate::pg::cause::chain;
 use crate::schema::control::Cluster;
 use crate::schema::control::rights::{self, Roles};
 use crate::schema::survey::facts::{HostFacts, Record};
-use crate::schema::survey::known::{self, Known};
+use crate::schema::survey::known::{self, HostRecords};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 
@@ -65,7 +65,7 @@ pub struct Request {
     /// Hosts that certainly hold no shard of this cluster. If one of them cannot be reached, shards
     /// are created all the same. One that answers, even with an error, is only believed to hold
     /// none where it is [fenced](Request::fenced) too.
-    pub vouched: BTreeSet<HostName>,
+    pub assume_empty: BTreeSet<HostName>,
     /// Hosts with rows that are permanently lost. Their shards are created again, empty, where the
     /// map places them. Without this, a shard that any host has a record of is not created. A host
     /// in this set that the config does not name is removed from the others' records.
@@ -79,16 +79,16 @@ pub struct Request {
 }
 
 impl Request {
-    /// All hosts, none of which is vouched for or lost, with [`Request::WIDTH`] connections to
+    /// All hosts, none of which is assumed empty or lost, with [`Request::WIDTH`] connections to
     /// each.
     pub fn new(cluster: Cluster, hosts: Vec<Host>, migrations: Migrations) -> Request {
         let none = BTreeSet::new();
-        let (only, vouched, lost, fenced) = (none.clone(), none.clone(), none.clone(), none);
+        let (only, assume_empty, lost, fenced) = (none.clone(), none.clone(), none.clone(), none);
         Request {
             cluster,
             hosts,
             only,
-            vouched,
+            assume_empty,
             lost,
             fenced,
             migrations,
@@ -100,7 +100,13 @@ impl Request {
     pub const WIDTH: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 }
 
-setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, fenced: BTreeSet<HostName>, width: NonZeroUsize);
+setters!(
+    Request: only: BTreeSet<HostName>,
+    assume_empty: BTreeSet<HostName>,
+    lost: BTreeSet<HostName>,
+    fenced: BTreeSet<HostName>,
+    width: NonZeroUsize,
+);
 
 /// Creates what the hosts lack. A host or shard that fails is in the report; the others continue.
 ///
@@ -143,8 +149,8 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
         };
         let written_to =
             chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
-        let gone = gone.without_unasked(request, &Known::of(asked.clone()));
-        let knowledge = Knowledge::of(asked, &gone.vouched, &gone.lost)
+        let gone = gone.without_unasked(request, &HostRecords::of(asked.clone()));
+        let knowledge = Knowledge::of(asked, &gone.assume_empty, &gone.lost)
             .with_drift(written_to, &request.migrations);
         let unheard = request
             .lost
@@ -204,8 +210,8 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
 }
 
 /// The hosts that may be left out, by the operator's flags and by how they answer.
-struct Gone {
-    vouched: BTreeSet<HostName>,
+struct LeftOutHosts {
+    assume_empty: BTreeSet<HostName>,
     lost: BTreeSet<HostName>,
 }
 
@@ -219,8 +225,8 @@ fn gone<'a>(
             &'a mut Result<(Connection, HostFacts), HostFault>,
         ),
     >,
-) -> Gone {
-    let (mut vouched, mut lost) = (request.vouched.clone(), request.lost.clone());
+) -> LeftOutHosts {
+    let (mut assume_empty, mut lost) = (request.assume_empty.clone(), request.lost.clone());
     for (host, read) in read {
         let fault = match read {
             Ok((_, facts)) => {
@@ -240,20 +246,20 @@ fn gone<'a>(
         if fault.host_state().may_be_gone() || request.fenced.contains(host) {
             continue;
         }
-        if vouched.remove(host) | lost.remove(host) {
+        if assume_empty.remove(host) | lost.remove(host) {
             *fault = HostFault::NotGone {
                 state: fault.host_state(),
                 reason: fault.to_string(),
             };
         }
     }
-    Gone { vouched, lost }
+    LeftOutHosts { assume_empty, lost }
 }
 
-impl Gone {
+impl LeftOutHosts {
     /// The same without the hosts that had shards, and that the config does not name: they
     /// were not contacted, and may serve those still.
-    fn without_unasked(mut self, request: &Request, known: &Known<'_>) -> Gone {
+    fn without_unasked(mut self, request: &Request, known: &HostRecords<'_>) -> LeftOutHosts {
         self.lost.retain(|host| {
             known.names(host) || request.fenced.contains(host) || !known.had_shards(host)
         });

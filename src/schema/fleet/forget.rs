@@ -14,14 +14,14 @@ use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, HostState};
 use crate::schema::control::Cluster;
 use crate::schema::survey::facts::{HostFacts, Survey};
-use crate::schema::survey::known::{self, Known};
+use crate::schema::survey::known::{self, HostRecords};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 
 /// What a host had and no longer has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Lost {
+pub struct MissingShards {
     /// The shards.
     pub shards: Vec<ShardId>,
     /// A host with a record of it.
@@ -29,10 +29,10 @@ pub struct Lost {
 }
 
 /// The shards that were last on this host and are nowhere now, by the records of the others. Pure.
-pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
-    Known::of_survey(survey)
-        .lost_on(host)
-        .map(|(shards, by)| Lost {
+pub fn missing_shards(survey: &Survey, host: &HostName) -> Option<MissingShards> {
+    HostRecords::of_survey(survey)
+        .missing_shards(host)
+        .map(|(shards, by)| MissingShards {
             shards,
             by: by.clone(),
         })
@@ -200,10 +200,10 @@ fn shards_on(host: &HostName, read: &[(&HostName, Connection, HostFacts)]) -> Ve
                 .map(|(shard, _)| *shard),
         );
     }
-    let known = Known::of(read.iter().map(|(name, _, facts)| (*name, Some(facts))));
+    let known = HostRecords::of(read.iter().map(|(name, _, facts)| (*name, Some(facts))));
     here.extend(
         known
-            .lost_on(host)
+            .missing_shards(host)
             .map(|(shards, _)| shards)
             .unwrap_or_default(),
     );

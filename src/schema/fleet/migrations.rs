@@ -248,7 +248,7 @@ impl Migrations {
     /// # Errors
     /// Every mistake in it.
     pub fn read(folder: &Path) -> Result<Migrations, MigrationsError> {
-        match Migrations::read_what_can_be(folder) {
+        match Migrations::read_lenient(folder) {
             (migrations, None) => Ok(migrations),
             (_, Some(error)) => Err(error),
         }
@@ -256,7 +256,7 @@ impl Migrations {
 
     /// The same, and where there are mistakes, the files without one: for code that only compares
     /// which shards have which.
-    pub fn read_what_can_be(folder: &Path) -> (Migrations, Option<MigrationsError>) {
+    pub fn read_lenient(folder: &Path) -> (Migrations, Option<MigrationsError>) {
         let (texts, mut mistakes) = match texts(folder) {
             Ok(read) => read,
             Err(reason) => {

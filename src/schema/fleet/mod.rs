@@ -27,7 +27,7 @@ pub(in crate::schema) mod session;
 pub use backfill::backfill;
 pub use bootstrap::bootstrap;
 pub use fault::{HostFault, ShardFault};
-pub use forget::{Lost, forget, lost_on};
+pub use forget::{MissingShards, forget, missing_shards};
 pub use install::{ControlError, install};
 pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};

@@ -8,8 +8,8 @@
 //!
 //! The reasons: a map can be stale, edited by hand, or from a backup. A row `moved` shows that the
 //! shard exists; a host that is down may have it; a shard with a later epoch was somewhere. A host
-//! that certainly never had a shard can be vouched for, for the first set-up of a cluster while one
-//! of its servers does not exist yet.
+//! that certainly never had a shard can be assumed empty, for the first set-up of a cluster while
+//! one of its servers does not exist yet.
 //!
 //! Invariant: no migration is run anywhere while any of the hosts that are written to has run what
 //! the folder does not have: then an operator who has edited a file finds one shard that differs,
@@ -26,7 +26,7 @@ use crate::schema::control::damage::{Damage, damages};
 use crate::schema::control::own::UNFINISHED;
 use crate::schema::control::shape;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardState};
-use crate::schema::survey::known::{Known, Last};
+use crate::schema::survey::known::{HostRecords, Last};
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
@@ -64,19 +64,19 @@ pub(in crate::schema) struct HostPlan {
 
 /// What the hosts know about the shards, independent of the map.
 pub(in crate::schema) struct Knowledge<'a> {
-    by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Said<'a>)>>,
+    by_shard: BTreeMap<ShardId, Vec<(&'a HostName, ShardRecord<'a>)>>,
     /// The hosts that could not be read and were not declared empty.
     unread: Vec<HostName>,
     /// The hosts that others know and the config does not name.
     absent: Vec<HostName>,
-    known: Known<'a>,
+    known: HostRecords<'a>,
     /// Hosts with rows that are permanently lost, as an operator has declared.
     lost: &'a BTreeSet<HostName>,
     /// Whether a shard or a host has run what the folder does not have.
     drifted: bool,
 }
 
-enum Said<'a> {
+enum ShardRecord<'a> {
     Row(ShardState, ShardEpoch, Option<&'a HostName>),
     Incoming(&'a HostName),
 }
@@ -85,11 +85,11 @@ impl<'a> Knowledge<'a> {
     /// Gathers the facts of the hosts that could be read.
     pub(in crate::schema) fn of(
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
-        vouched: &BTreeSet<HostName>,
+        assume_empty: &BTreeSet<HostName>,
         lost: &'a BTreeSet<HostName>,
     ) -> Knowledge<'a> {
         let hosts: Vec<_> = hosts.into_iter().collect();
-        let known = Known::of(hosts.iter().copied());
+        let known = HostRecords::of(hosts.iter().copied());
         let absent = known
             .absent()
             .into_keys()
@@ -107,15 +107,15 @@ impl<'a> Knowledge<'a> {
         for (host, facts) in hosts {
             let Some(facts) = facts else {
                 // If a host had shards, it cannot be declared to have none.
-                let vouched = vouched.contains(host) && !knowledge.known.had_shards(host);
-                if !vouched && !lost.contains(host) {
+                let assume_empty = assume_empty.contains(host) && !knowledge.known.had_shards(host);
+                if !assume_empty && !lost.contains(host) {
                     knowledge.unread.push(host.clone());
                 }
                 continue;
             };
             for control in facts.control.iter() {
                 for (shard, row) in &control.shards {
-                    let known = Said::Row(row.state, row.epoch, row.peer.as_ref());
+                    let known = ShardRecord::Row(row.state, row.epoch, row.peer.as_ref());
                     knowledge
                         .by_shard
                         .entry(*shard)
@@ -123,7 +123,7 @@ impl<'a> Knowledge<'a> {
                         .push((host, known));
                 }
                 for (shard, incoming) in &control.incoming {
-                    let known = Said::Incoming(&incoming.source);
+                    let known = ShardRecord::Incoming(&incoming.source);
                     knowledge
                         .by_shard
                         .entry(*shard)
@@ -173,7 +173,7 @@ impl<'a> Knowledge<'a> {
     fn owner_besides(&self, shard: ShardId, here: &HostName) -> Option<ShardFault> {
         let known = self.by_shard.get(&shard)?.iter();
         let owners = known.filter_map(|(host, known)| match known {
-            Said::Row(state, epoch, _) if state.is_owner() && *host != here => {
+            ShardRecord::Row(state, epoch, _) if state.is_owner() && *host != here => {
                 Some((*epoch, *host))
             }
             _ => None,
@@ -195,11 +195,11 @@ impl<'a> Knowledge<'a> {
         // left.
         let known = self.by_shard.get(&shard).into_iter().flatten();
         let fault = known.map(|(host, known)| match known {
-            Said::Incoming(source) => ShardFault::Arriving {
+            ShardRecord::Incoming(source) => ShardFault::Arriving {
                 host: (*host).clone(),
                 source_host: (*source).clone(),
             },
-            Said::Row(_, epoch, peer) => ShardFault::Moved {
+            ShardRecord::Row(_, epoch, peer) => ShardFault::Moved {
                 host: (*host).clone(),
                 peer: peer.cloned(),
                 epoch: *epoch,
@@ -238,7 +238,7 @@ impl<'a> Knowledge<'a> {
         if facts.control.is_some() || self.lost.contains(host) {
             return None;
         }
-        let (shards, by) = self.known.lost_on(host)?;
+        let (shards, by) = self.known.missing_shards(host)?;
         Some(Refusal::Emptied {
             host: host.clone(),
             by: by.clone(),
@@ -384,14 +384,14 @@ mod tests {
     use crate::schema::tables::{epoch, host, shard, survey_of};
 
     /// What is decided about shard 0, which the map puts on db1 at this epoch.
-    fn planned(at: u32, hosts: &[(&str, &str)], vouched: &[&str]) -> String {
+    fn planned(at: u32, hosts: &[(&str, &str)], assume_empty: &[&str]) -> String {
         let survey = survey_of(hosts);
-        let vouched = vouched.iter().map(|name| host(name)).collect();
+        let assume_empty = assume_empty.iter().map(|name| host(name)).collect();
         let nobody = BTreeSet::new();
         let said = survey
             .iter()
             .map(|(host, facts)| (host, facts.as_ref().ok()));
-        let knowledge = Knowledge::of(said, &vouched, &nobody);
+        let knowledge = Knowledge::of(said, &assume_empty, &nobody);
         let knowledge = knowledge.with_drift(
             survey.values().filter_map(|facts| facts.as_ref().ok()),
             &migrations(&[]).unwrap(),
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_shard_is_created_only_when_nobody_can_know_it() {
-        for (at, hosts, vouched, expected) in [
+        for (at, hosts, assume_empty, expected) in [
             (
                 1,
                 vec![("db1", "empty"), ("db2", "empty")],
@@ -539,7 +539,11 @@ mod tests {
                 "db3 could not be asked whether it serves it",
             ),
         ] {
-            assert_eq!(planned(at, &hosts, &vouched), expected, "{at} {hosts:?}");
+            assert_eq!(
+                planned(at, &hosts, &assume_empty),
+                expected,
+                "{at} {hosts:?}"
+            );
         }
     }
 }

@@ -26,7 +26,7 @@ pub(in crate::schema) struct Last<'a> {
 }
 
 /// What the hosts that answered know about all of them.
-pub(in crate::schema) struct Known<'a> {
+pub(in crate::schema) struct HostRecords<'a> {
     /// Every host of a record, with a host that has it.
     hosts: BTreeMap<&'a HostName, &'a HostName>,
     /// Hosts of the config that did not answer.
@@ -38,12 +38,12 @@ pub(in crate::schema) struct Known<'a> {
     there: BTreeSet<ShardId>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> HostRecords<'a> {
     /// From the hosts of the config: the facts of each, or none if it was not read.
     pub(in crate::schema) fn of(
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
-    ) -> Known<'a> {
-        let mut known = Known {
+    ) -> HostRecords<'a> {
+        let mut known = HostRecords {
             hosts: BTreeMap::new(),
             silent: BTreeSet::new(),
             named: BTreeSet::new(),
@@ -61,8 +61,8 @@ impl<'a> Known<'a> {
     }
 
     /// From a survey.
-    pub(in crate::schema) fn of_survey(survey: &'a Survey) -> Known<'a> {
-        Known::of(
+    pub(in crate::schema) fn of_survey(survey: &'a Survey) -> HostRecords<'a> {
+        HostRecords::of(
             survey
                 .iter()
                 .map(|(name, facts)| (name, facts.as_ref().ok())),
@@ -124,7 +124,7 @@ impl<'a> Known<'a> {
     }
 
     /// The shards that were last on this host and are nowhere now, and a host that knows.
-    pub(in crate::schema) fn lost_on(
+    pub(in crate::schema) fn missing_shards(
         &self,
         host: &HostName,
     ) -> Option<(Vec<ShardId>, &'a HostName)> {
@@ -308,9 +308,9 @@ mod tests {
             ),
         ] {
             let survey = survey_of(&hosts);
-            let known = Known::of_survey(&survey);
+            let known = HostRecords::of_survey(&survey);
             let lost = known
-                .lost_on(&host(lost))
+                .missing_shards(&host(lost))
                 .map(|(shards, _)| shards)
                 .unwrap_or_default();
             assert_eq!(

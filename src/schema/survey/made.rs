@@ -122,7 +122,7 @@ fn verdict(
 
 /// The shards of one host that lack what the others there have, each with what it lacks: a clause
 /// that follows the schema's name.
-pub fn lacking_on(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, String> {
+pub fn missing_objects(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, String> {
     lacking([(host, control)])
         .into_iter()
         .map(|((_, shard), what)| (shard, what))
@@ -169,7 +169,7 @@ mod tests {
                 .collect(),
             ..ControlFacts::default()
         };
-        let said = lacking_on(&host("db1"), &control);
+        let said = missing_objects(&host("db1"), &control);
         said.into_iter()
             .map(|(shard, what)| format!("{shard} {what}"))
             .collect()

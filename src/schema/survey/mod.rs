@@ -41,12 +41,12 @@ pub use facts::{
 };
 pub(super) use later::open_move;
 pub use load::{HostLoad, SlotLoad, host_load};
-pub use made::{RESTORE, lacking_on};
+pub use made::{RESTORE, missing_objects};
 pub use measure::{Measure, Sizes, measure};
 pub(crate) use refusal::shards_named;
 pub use refusal::{Refusal, differences, restore};
 pub(crate) use status::COMMITS_WAIT;
-pub use status::{HostStatus, Surroundings, host_status, surroundings};
+pub use status::{DatabaseEnvironment, HostStatus, database_environment, host_status};
 pub use streams::{Slot, StreamReader, Streams, streams};
 
 /// Reads the facts of the host behind a connection. Works on a host that was never bootstrapped,

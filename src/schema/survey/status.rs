@@ -126,7 +126,7 @@ fn unsigned(number: i32) -> u32 {
 
 /// What a host has that shards on it may need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct DatabaseEnvironment {
     /// The database's encoding.
     pub encoding: String,
     /// Its `LC_COLLATE` and `LC_CTYPE`.
@@ -150,7 +150,9 @@ pub struct Surroundings {
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgres::Error> {
+pub async fn database_environment(
+    client: &Client,
+) -> Result<DatabaseEnvironment, tokio_postgres::Error> {
     let sql = format!(
         "SELECT pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text || '/' \
         || d.datctype::text,
@@ -165,7 +167,7 @@ pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgre
         row.try_get::<_, Vec<String>>(at)
             .map(|names| names.into_iter().collect())
     };
-    let mut found = Surroundings {
+    let mut found = DatabaseEnvironment {
         encoding: row.try_get(0)?,
         collation: row.try_get(1)?,
         wal_level: row.try_get(2)?,

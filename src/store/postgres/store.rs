@@ -192,7 +192,7 @@ impl PostgresStore {
 
     /// The copy on disk, if this error is one for which it may stand in.
     pub(super) async fn copied(&self, error: &StoreError) -> Option<ShardMap> {
-        let copy = self.copy.as_ref().filter(|_| error.is_away())?;
+        let copy = self.copy.as_ref().filter(|_| error.is_unreachable())?;
         let path = copy.path().display();
         match copy.read().await {
             Ok(map) => {

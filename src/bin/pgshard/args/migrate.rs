@@ -269,9 +269,9 @@ impl MigrateBackfill {
         pgshard::schema::backfill::Pace::default()
             .range(Duration::from_millis(self.range_ms))
             .lag_max(self.max_lag)
-            .rows_a_second(self.rows_per_s)
+            .rows_per_second_max(self.rows_per_s)
             .width(self.jobs)
-            .width_in_all(self.max_jobs)
+            .max_concurrency(self.max_jobs)
             .lock_timeout(Duration::from_millis(self.lock_timeout_ms))
             .patience(Duration::from_secs(self.patience_s))
     }
@@ -319,7 +319,7 @@ impl MigratePace {
     pub(crate) fn pace(&self) -> Pace {
         Pace::default()
             .width(self.jobs)
-            .width_in_all(self.max_jobs)
+            .max_concurrency(self.max_jobs)
             .lock_timeout(Duration::from_millis(self.lock_timeout_ms))
             .patience(Duration::from_secs(self.patience_s))
     }

@@ -33,7 +33,7 @@ pub(crate) async fn run(
         context::migrations(&config)?,
     )
     .only(context::hosts(&config, &args.hosts)?)
-    .vouched(context::hosts(&config, &args.assume_empty)?)
+    .assume_empty(context::hosts(&config, &args.assume_empty)?)
     .lost(args.lost.iter().cloned().collect())
     .fenced(args.fenced.iter().cloned().collect())
     .width(args.jobs);

@@ -9,7 +9,7 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::mover::{Observer, Options};
 use pgshard::schema::Refusal;
-use pgshard::schema::{self, Finding, HostFacts, Migrations, Severity, Shelf, Survey};
+use pgshard::schema::{self, Finding, HostFacts, HostShards, Migrations, Severity, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -188,13 +188,13 @@ async fn deeper(
             let schemas = served
                 .map(|(shard, row)| (*shard, row.schema.clone()))
                 .collect();
-            Shelf {
+            HostShards {
                 host: host.name.clone(),
                 connect: host.connect.clone(),
                 schemas,
             }
         };
-        let shelves: Vec<Shelf> = heard.iter().map(shelf).collect();
+        let shelves: Vec<HostShards> = heard.iter().map(shelf).collect();
         let keys = config
             .tables
             .iter()

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use crate::id::Id;
 use crate::map::HostName;
 use crate::mover::command::recover::scope;
-use crate::mover::command::repair::{self, RepairPlan, ServerSaid};
+use crate::mover::command::repair::{self, RepairPlan, ServerRecord};
 use crate::mover::control::context::Context;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
@@ -24,7 +24,7 @@ pub(super) struct Facts {
     pub(super) host: HostName,
     pub(super) survey: Survey,
     /// Which server the host is; `None` if its database has no control schema.
-    pub(super) server: Option<ServerSaid>,
+    pub(super) server: Option<ServerRecord>,
     /// The shards that were read on all hosts.
     pub(super) looked: BTreeMap<ShardId, Looked>,
     /// The last IDs that were seen on any host.

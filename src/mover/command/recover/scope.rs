@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::map::HostName;
-use crate::schema::{ControlFacts, HostFacts, ShardRow, ShardState, Survey, lost_on};
+use crate::schema::{ControlFacts, HostFacts, ShardRow, ShardState, Survey, missing_shards};
 use crate::shard::ShardId;
 
 /// Every row of a shard, with the host that has it.
@@ -52,7 +52,7 @@ pub(super) fn concerned(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
         .filter(|(_, said)| names(said))
         .map(|(shard, _)| shard);
     all.chain(
-        lost_on(survey, host)
+        missing_shards(survey, host)
             .into_iter()
             .flat_map(|lost| lost.shards),
     )

@@ -11,7 +11,7 @@ use super::scope::{contradictory, kept_elsewhere, served};
 use crate::id::Id;
 use crate::map::print_shards;
 use crate::mover::command::repair::tests::planned;
-use crate::mover::command::repair::{Repair, ServerSaid};
+use crate::mover::command::repair::{Repair, ServerRecord};
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::schema::ClockFacts;
@@ -64,7 +64,7 @@ fn facts(words: [&str; 3], clocks: [i64; 3], ids_ahead: i64) -> Facts {
             ids_unset: Default::default(),
         });
     }
-    let server = (first != "empty").then_some(ServerSaid {
+    let server = (first != "empty").then_some(ServerRecord {
         system: 7,
         timeline: 2,
         recorded: Some(1),

@@ -21,7 +21,7 @@ use crate::shard::ShardId;
 
 /// A host, and its facts.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
+pub(super) struct HostAnswer {
     pub(super) host: HostName,
     pub(super) answer: Answer,
 }
@@ -30,7 +30,7 @@ pub(super) struct Said {
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
     /// It reports this.
-    Known(Box<Known>),
+    Known(Box<ShardFacts>),
     /// It reports nothing about the shard.
     Silent(Silence),
 }
@@ -51,10 +51,10 @@ impl Answer {
 
 /// The facts of one host about the shard.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known {
-    pub(super) server: ServerSaid,
+pub(super) struct ShardFacts {
+    pub(super) server: ServerRecord,
     /// Its row in `pgshard.shard`.
-    pub(super) row: Option<ShardSaid>,
+    pub(super) row: Option<ShardRecord>,
     /// What a move is bringing there.
     pub(super) incoming: Option<Incoming>,
     /// The old copies that it keeps, the latest last.
@@ -65,7 +65,7 @@ pub(super) struct Known {
 
 /// Which server it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::mover::command) struct ServerSaid {
+pub(in crate::mover::command) struct ServerRecord {
     pub(in crate::mover::command) system: i64,
     pub(in crate::mover::command) timeline: i64,
     /// The highest timeline at which it has recorded itself.
@@ -74,7 +74,7 @@ pub(in crate::mover::command) struct ServerSaid {
 
 /// A row of `pgshard.shard`.
 #[derive(Clone, Debug)]
-pub(super) struct ShardSaid {
+pub(super) struct ShardRecord {
     pub(super) state: Owning,
     pub(super) epoch: ShardEpoch,
     pub(super) move_id: Option<MoveId>,
@@ -103,7 +103,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// Whether this is what a host has decided to give away, and all of it.
-    pub(super) fn fits(&self, given: &ShardSaid) -> bool {
+    pub(super) fn fits(&self, given: &ShardRecord) -> bool {
         let hash = given.token.map(|token| {
             Sha256::digest(token.to_string())
                 .iter()
@@ -142,7 +142,7 @@ pub(super) struct JournaledMove {
 ///
 /// # Errors
 /// [`Error::ControlOld`] and [`Error::AtWork`]: those must be put right, or waited for, first.
-pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>, Error> {
+pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<HostAnswer>, Error> {
     let asked = context
         .hosts
         .names()
@@ -162,7 +162,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
             }
             Err(error) => Answer::silent(error.host_state(), chain(&error)),
         };
-        all.push(Said { host, answer });
+        all.push(HostAnswer { host, answer });
     }
     for said in &all {
         let Answer::Known(known) = &said.answer else {
@@ -181,7 +181,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
     let named: BTreeSet<HostName> = all.iter().flat_map(named).collect();
     for host in named {
         if !all.iter().any(|said| said.host == host) {
-            all.push(Said {
+            all.push(HostAnswer {
                 host,
                 answer: Answer::silent(HostState::NotAsked, "the config does not name it"),
             });
@@ -191,7 +191,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
 }
 
 /// The hosts that this one names as having the shard, or as bringing it.
-fn named(said: &Said) -> Vec<HostName> {
+fn named(said: &HostAnswer) -> Vec<HostName> {
     let Answer::Known(known) = &said.answer else {
         return Vec::new();
     };
@@ -230,9 +230,9 @@ async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answe
         .batch(WHAT, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         .await?;
     let server = server(&session).await?;
-    let mut known = Known {
+    let mut known = ShardFacts {
         server,
-        ..Known::default()
+        ..ShardFacts::default()
     };
     let sql =
         "SELECT state, epoch, peer, move_id, open_token FROM pgshard.shard WHERE shard_id = $1";
@@ -291,14 +291,14 @@ const WHAT: &str = "asking what the host knows of the shard";
 /// Reads a server's identity.
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
-pub(in crate::mover::command) async fn server(session: &Session) -> Result<ServerSaid, Error> {
+pub(in crate::mover::command) async fn server(session: &Session) -> Result<ServerRecord, Error> {
     let sql = "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), \
         8))::bit(32)::bigint,
             (SELECT max(i.timeline) FROM pgshard.identity i JOIN pgshard.cluster c USING (host_name)
              WHERE i.system_identifier = s.system_identifier)
         FROM pg_control_system() s";
     let row = session.row(WHAT, sql, &[]).await?;
-    Ok(ServerSaid {
+    Ok(ServerRecord {
         system: row.get(0)?,
         timeline: row.get(1)?,
         recorded: row.get(2)?,
@@ -357,7 +357,7 @@ async fn copies(session: &Session, shard: ShardId, names: &Names) -> Result<Vec<
 
 /// `None` if the state, the epoch or the host is invalid: what is unclear is never taken for
 /// serving.
-fn row(row: &AnsweredRow) -> Result<Option<ShardSaid>, Error> {
+fn row(row: &AnsweredRow) -> Result<Option<ShardRecord>, Error> {
     let peer: Option<&str> = row.get(2)?;
     let state = match (row.get(0)?, peer.and_then(|peer| HostName::new(peer).ok())) {
         ("moved", Some(peer)) => Owning::Moved(peer),
@@ -369,7 +369,7 @@ fn row(row: &AnsweredRow) -> Result<Option<ShardSaid>, Error> {
         return Ok(None);
     };
     let move_id = row.get::<_, Option<Uuid>>(3)?.map(MoveId::from);
-    Ok(Some(ShardSaid {
+    Ok(Some(ShardRecord {
         state,
         epoch,
         move_id,

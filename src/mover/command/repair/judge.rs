@@ -9,7 +9,9 @@
 use std::collections::BTreeSet;
 
 use crate::map::{HostName, ShardEpoch};
-use crate::mover::command::repair::facts::{Answer, Incoming, Known, OldCopy, Owning, Said};
+use crate::mover::command::repair::facts::{
+    Answer, HostAnswer, Incoming, OldCopy, Owning, ShardFacts,
+};
 use crate::mover::protocol::names::MoveId;
 
 /// One thing to do; each is a compare-and-swap on one host.
@@ -78,7 +80,7 @@ pub(super) struct Choice {
 
 /// The facts of the hosts, and the hosts that are given up.
 pub(super) struct View<'a> {
-    pub(super) said: &'a [Said],
+    pub(super) said: &'a [HostAnswer],
     pub(super) given_up: &'a BTreeSet<HostName>,
 }
 
@@ -372,7 +374,7 @@ impl<'a> View<'a> {
 
     /// The owners by their own row that are given up: they stand down first.
     fn stand_downs(&self, owner: &HostName, since: ShardEpoch) -> Vec<Action> {
-        let owns = |known: &Known| {
+        let owns = |known: &ShardFacts| {
             known
                 .row
                 .as_ref()
@@ -399,7 +401,7 @@ impl<'a> View<'a> {
         (!silent.is_empty()).then(|| Settled::Blocked(vec![silent]))
     }
 
-    fn answers(&self) -> impl Iterator<Item = (&'a HostName, &'a Known)> {
+    fn answers(&self) -> impl Iterator<Item = (&'a HostName, &'a ShardFacts)> {
         self.said.iter().filter_map(|said| match &said.answer {
             Answer::Known(known) => Some((&said.host, &**known)),
             Answer::Silent(_) => None,
@@ -407,14 +409,14 @@ impl<'a> View<'a> {
     }
 
     /// The hosts that answer and are not given up.
-    fn trusted(&self) -> impl Iterator<Item = (&'a HostName, &'a Known)> {
+    fn trusted(&self) -> impl Iterator<Item = (&'a HostName, &'a ShardFacts)> {
         self.answers()
             .filter(|(host, _)| !self.given_up.contains(*host))
     }
 
     /// The owners by their own row, the latest first.
     fn owners(&self) -> Vec<Owner<'a>> {
-        let owner = |(host, known): (&'a HostName, &'a Known)| {
+        let owner = |(host, known): (&'a HostName, &'a ShardFacts)| {
             let row = known
                 .row
                 .as_ref()
@@ -457,7 +459,7 @@ impl<'a> View<'a> {
     /// The old copy with the latest epoch, on a host that is not given up and does not serve the
     /// shard.
     fn newest_copy(&self) -> Option<(&'a HostName, &'a OldCopy)> {
-        let away = |known: &Known| {
+        let away = |known: &ShardFacts| {
             known
                 .row
                 .as_ref()
@@ -479,7 +481,7 @@ impl<'a> View<'a> {
     }
 }
 
-fn stand_down(host: &HostName, known: &Known, owner: &HostName, since: ShardEpoch) -> Action {
+fn stand_down(host: &HostName, known: &ShardFacts, owner: &HostName, since: ShardEpoch) -> Action {
     let epoch = known
         .row
         .as_ref()

@@ -35,8 +35,8 @@ use crate::schema::catalog::{self, Namespace};
 use crate::shard::ShardId;
 use crate::store;
 
-pub(in crate::mover::command) use facts::{ServerSaid, server};
-pub use plan::{AnsweringHost, GiveUp, HostSays, Repair, RepairPlan, RepairWay};
+pub(in crate::mover::command) use facts::{ServerRecord, server};
+pub use plan::{AnsweringHost, GiveUp, HostClaim, Repair, RepairPlan, RepairWay};
 
 /// What the journals contain about everything that a repair has ended.
 const WHY: &str =

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::map::HostName;
-use crate::mover::command::repair::facts::{Answer, Known, Owning, Said, Silence};
+use crate::mover::command::repair::facts::{Answer, HostAnswer, Owning, ShardFacts, Silence};
 use crate::mover::command::repair::judge::{Action, Choice, Judgement, View, judge};
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
@@ -19,7 +19,7 @@ pub struct RepairPlan {
     /// The shard.
     pub shard: ShardId,
     /// The facts of each host first-hand.
-    pub hosts: Vec<HostSays>,
+    pub hosts: Vec<HostClaim>,
     /// Hosts that were given up, that answer, and that do not report what they have of the shard:
     /// they may serve it.
     pub answering: Vec<AnsweringHost>,
@@ -77,7 +77,7 @@ impl std::fmt::Display for AnsweringHost {
 /// The claim of one host about a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct HostSays {
+pub struct HostClaim {
     /// The host.
     pub host: HostName,
     /// Its claim, or the reason why it has none.
@@ -122,7 +122,7 @@ impl RepairPlan {
     pub(super) fn of(
         shard: ShardId,
         prefix: &SchemaPrefix,
-        said: &[Said],
+        said: &[HostAnswer],
         GiveUp {
             hosts: given_up,
             fenced,
@@ -153,7 +153,7 @@ impl RepairPlan {
         };
         let hosts = said
             .iter()
-            .map(|said| HostSays {
+            .map(|said| HostClaim {
                 host: said.host.clone(),
                 says: says(said, &names),
             })
@@ -193,7 +193,7 @@ impl RepairWay {
 
 /// Those of these hosts that report nothing about the shard.
 fn silent<'a>(
-    said: &'a [Said],
+    said: &'a [HostAnswer],
     hosts: &BTreeSet<HostName>,
 ) -> impl Iterator<Item = (&'a HostName, &'a Silence)> {
     let silent = said.iter().filter_map(|said| match &said.answer {
@@ -210,7 +210,7 @@ fn may_be_given_up(state: HostState) -> bool {
 }
 
 /// A host's claim, on one line.
-fn says(said: &Said, names: &Names) -> String {
+fn says(said: &HostAnswer, names: &Names) -> String {
     let known = match &said.answer {
         Answer::Known(known) => known,
         Answer::Silent(Silence { state, why }) => match state {
@@ -334,7 +334,7 @@ fn step(action: &Action, names: &Names) -> String {
 
 /// Which acknowledged rows the shard may lack, and where they are.
 fn at_risk(
-    said: &[Said],
+    said: &[HostAnswer],
     give_up: &BTreeSet<HostName>,
     actions: &[Action],
     names: &Names,
@@ -405,7 +405,7 @@ fn at_risk(
     risks
 }
 
-fn is_fed(known: Option<&Known>, epoch: crate::map::ShardEpoch) -> bool {
+fn is_fed(known: Option<&ShardFacts>, epoch: crate::map::ShardEpoch) -> bool {
     known.is_some_and(|known| {
         known
             .copies
@@ -415,7 +415,7 @@ fn is_fed(known: Option<&Known>, epoch: crate::map::ShardEpoch) -> bool {
 }
 
 /// What a host has that is given up although it answers.
-fn given_up(host: &HostName, known: &Known, actions: &[Action]) -> Option<String> {
+fn given_up(host: &HostName, known: &ShardFacts, actions: &[Action]) -> Option<String> {
     let stands_down =
         |action: &Action| matches!(action, Action::StandDown { host: other, .. } if other == host);
     if actions.iter().any(stands_down) {

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use super::RepairPlan;
-use super::facts::{Answer, Incoming, Known, OldCopy, Owning, Said, ShardSaid, Silence};
+use super::facts::{
+    Answer, HostAnswer, Incoming, OldCopy, Owning, ShardFacts, ShardRecord, Silence,
+};
 use super::judge::{Action, Judgement, View, judge};
 use super::plan::GiveUp;
 use crate::map::{HostName, ShardEpoch};
@@ -26,14 +28,14 @@ const HASH: &str = "12b9377cbe7e5c94e8a70d9d23929523d14afa954793130f8a3959c7b849
 
 /// A host from words such as `serving 1`, `moved 2 db2, copy 1 fed`, `incoming 2 db1 ready`,
 /// `silent`.
-fn said(name: &str, words: &str) -> Said {
-    let mut known = Known::default();
+fn said(name: &str, words: &str) -> HostAnswer {
+    let mut known = ShardFacts::default();
     for thing in words.split(", ").filter(|thing| !thing.is_empty()) {
         let word: Vec<&str> = thing.split(' ').collect();
         let id = MoveId::from(Uuid::nil());
         match word[..] {
             ["silent"] => {
-                return Said {
+                return HostAnswer {
                     host: host(name),
                     answer: Answer::Silent(Silence {
                         state: HostState::Unreachable,
@@ -47,7 +49,7 @@ fn said(name: &str, words: &str) -> Said {
                 } else {
                     Owning::Fenced
                 };
-                known.row = Some(ShardSaid {
+                known.row = Some(ShardRecord {
                     state,
                     epoch: epoch(at),
                     move_id: Some(id),
@@ -56,7 +58,7 @@ fn said(name: &str, words: &str) -> Said {
             }
             ["moved", at, to] => {
                 let (state, token) = (Owning::Moved(host(to)), Some(Uuid::nil()));
-                known.row = Some(ShardSaid {
+                known.row = Some(ShardRecord {
                     state,
                     epoch: epoch(at),
                     move_id: Some(id),
@@ -82,7 +84,7 @@ fn said(name: &str, words: &str) -> Said {
             _ => panic!("{thing}"),
         }
     }
-    Said {
+    HostAnswer {
         host: host(name),
         answer: Answer::Known(Box::new(known)),
     }
@@ -103,7 +105,7 @@ fn short(action: &Action) -> String {
 }
 
 fn judged(hosts: &[&str], given_up: &[&str]) -> String {
-    let said: Vec<Said> = hosts
+    let said: Vec<HostAnswer> = hosts
         .iter()
         .enumerate()
         .map(|(at, words)| said(&format!("db{}", at + 1), words))
@@ -133,7 +135,7 @@ pub(in crate::mover::command) fn planned(
     hosts: &[&str],
     given_up: &[&str],
 ) -> RepairPlan {
-    let said: Vec<Said> = hosts
+    let said: Vec<HostAnswer> = hosts
         .iter()
         .enumerate()
         .map(|(at, words)| said(&format!("db{}", at + 1), words))
@@ -282,7 +284,7 @@ fn all_words(own: usize) -> Vec<String> {
 
 #[test]
 fn whatever_is_said_one_host_serves_in_the_end_and_never_two_more() {
-    let all: Vec<Vec<Said>> = (1..=3)
+    let all: Vec<Vec<HostAnswer>> = (1..=3)
         .map(|own| {
             all_words(own)
                 .iter()
@@ -338,8 +340,8 @@ fn whatever_is_said_one_host_serves_in_the_end_and_never_two_more() {
 
 /// Plays the actions. In the end, of the hosts that answer, only this one serves, at the latest
 /// epoch; and no step makes a second one serve.
-fn serves_alone(said: &[Said], host: &HostName, epoch: ShardEpoch, actions: &[Action]) {
-    let owning = |one: &Said| match &one.answer {
+fn serves_alone(said: &[HostAnswer], host: &HostName, epoch: ShardEpoch, actions: &[Action]) {
+    let owning = |one: &HostAnswer| match &one.answer {
         Answer::Known(known) => match known.row.as_ref()?.state {
             Owning::Serving | Owning::Fenced => Some(one.host.clone()),
             Owning::Moved(_) => None,

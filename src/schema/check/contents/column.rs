@@ -9,7 +9,7 @@ use crate::shard::ShardId;
 
 /// A host, and the schemas of the shards that it serves.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct HostShards {
     /// The host.
     pub host: HostName,
     /// How to connect.

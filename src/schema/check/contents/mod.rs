@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 
 use self::column::{Column, FilledBy, Unread};
-pub use self::column::{RowRules, Shelf};
+pub use self::column::{HostShards, RowRules};
 use super::finding::{Finding, Findings, Severity};
 use crate::id::{Epoch, Id};
 use crate::pg::quote_ident;
@@ -37,26 +37,26 @@ pub struct Contents {
 /// # Cancel safety
 /// Only reads.
 pub async fn contents(
-    shelves: &[Shelf],
+    hosts: &[HostShards],
     rules: RowRules<'_>,
     on_shard: &(dyn Fn() + Send + Sync),
 ) -> Contents {
     let read = join_all(
-        shelves
+        hosts
             .iter()
-            .map(async |shelf| (shelf, read::read(shelf, rules, on_shard).await)),
+            .map(async |host| (host, read::read(host, rules, on_shard).await)),
     )
     .await;
     let Cluster {
         epoch, shards, key, ..
     } = *rules.cluster;
     let (mut findings, mut largest) = (Findings::default(), BTreeMap::<ShardId, i64>::new());
-    for (shelf, columns) in read {
+    for (host, columns) in read {
         match columns {
             Ok(columns) => {
                 for column in &columns {
-                    said(&mut findings, shelf, column, epoch);
-                    keys(&mut findings, shelf, column, (key, shards));
+                    said(&mut findings, host, column, epoch);
+                    keys(&mut findings, host, column, (key, shards));
                     if let FilledBy::Shard {
                         largest: Some(id), ..
                     } = column.filled_by
@@ -73,7 +73,7 @@ pub async fn contents(
                 findings.add(
                     Severity::Error,
                     "rows_unread",
-                    Some(&shelf.host),
+                    Some(&host.host),
                     message,
                     remedy,
                 );
@@ -86,14 +86,14 @@ pub async fn contents(
     }
 }
 
-fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
+fn said(findings: &mut Findings, host: &HostShards, column: &Column, epoch: Epoch) {
     let Column {
         shard,
         table,
         name,
         filled_by,
     } = column;
-    let schema = quote_ident(&shelf.schemas[shard]);
+    let schema = quote_ident(&host.schemas[shard]);
     match filled_by {
         FilledBy::Shard {
             foreign,
@@ -120,7 +120,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 findings.add_shard(
                     Severity::Error,
                     "ids_of_another_shard",
-                    Some(&shelf.host),
+                    Some(&host.host),
                     *shard,
                     what,
                     remedy,
@@ -139,7 +139,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 findings.add_shard(
                     Severity::Error,
                     "ids_past_clock",
-                    Some(&shelf.host),
+                    Some(&host.host),
                     *shard,
                     what,
                     remedy,
@@ -163,7 +163,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
             findings.add_shard(
                 Severity::Error,
                 "rows_unread",
-                Some(&shelf.host),
+                Some(&host.host),
                 *shard,
                 what,
                 remedy,
@@ -182,7 +182,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
             findings.add_shard(
                 Severity::Error,
                 "sequence_behind",
-                Some(&shelf.host),
+                Some(&host.host),
                 *shard,
                 what,
                 remedy,
@@ -195,7 +195,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
 /// What is wrong with a column of sharding keys.
 fn keys(
     findings: &mut Findings,
-    shelf: &Shelf,
+    host: &HostShards,
     Column {
         shard,
         table,
@@ -204,7 +204,7 @@ fn keys(
     }: &Column,
     (kind, shards): (KeyKind, ShardCount),
 ) {
-    let host = Some(&shelf.host);
+    let host = Some(&host.host);
     match filled_by {
         FilledBy::Key(Some((count, key))) => {
             let rows = if *count == 1 {

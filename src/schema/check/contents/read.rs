@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::column::{Column, FilledBy, RowRules, Shelf, Unread};
+use super::column::{Column, FilledBy, HostShards, RowRules, Unread};
 use crate::pg::cause::chain;
 use crate::pg::{Connection, quote_ident};
 use crate::schema::fleet::session;
@@ -81,12 +81,12 @@ impl Column {
 }
 
 pub(super) fn read<'a>(
-    shelf: &'a Shelf,
+    host: &'a HostShards,
     rules: RowRules<'a>,
     on_shard: &'a (dyn Fn() + Send + Sync),
 ) -> BoxFuture<'a, Result<Vec<Column>, String>> {
     Box::pin(async move {
-        let client = session::open(&shelf.connect, "pgshard rows")
+        let client = session::open(&host.connect, "pgshard rows")
             .await
             .map_err(|fault| fault.to_string())?;
         // If a table is locked for longer, that is reported, not waited for.
@@ -107,7 +107,7 @@ pub(super) fn read<'a>(
         } else {
             BLOCKS_AT_ONCE
         };
-        let shards: Vec<(i32, &str)> = shelf
+        let shards: Vec<(i32, &str)> = host
             .schemas
             .iter()
             .map(|(shard, schema)| (shard.as_i32(), schema.as_str()))

@@ -16,7 +16,7 @@ use tokio_postgres::types::Type;
 use super::report::{BackfillFault, Event, Observer, Report};
 use super::request::{APPLICATION, Request};
 use super::shard::{Key, OnShard, Step};
-use super::throttle::{Held, Size, Throttle};
+use super::throttle::{Size, Throttle, ThrottleReason};
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
@@ -99,7 +99,7 @@ impl<'a> Work<'a> {
         report: Report,
         observer: Observer<'a>,
     ) -> Work<'a> {
-        let throttle = || Throttle::new(request.pace.lag_max, request.pace.rows_a_second);
+        let throttle = || Throttle::new(request.pace.lag_max, request.pace.rows_per_second_max);
         let due = Instant::now();
         let task = |shard| Task {
             shard,
@@ -120,7 +120,7 @@ impl<'a> Work<'a> {
         Work {
             request,
             observer,
-            in_all: Semaphore::new(request.pace.width_in_all.get()),
+            in_all: Semaphore::new(request.pace.max_concurrency.get()),
             throttles: request
                 .hosts
                 .iter()
@@ -298,8 +298,8 @@ impl<'a> Work<'a> {
             }
             match held {
                 None => return Ok(()),
-                Some(Held::Rate(pause)) => tokio::time::sleep(pause).await,
-                Some(Held::Lag(bytes)) => {
+                Some(ThrottleReason::Rate(pause)) => tokio::time::sleep(pause).await,
+                Some(ThrottleReason::Lag(bytes)) => {
                     if !is_told {
                         (self.observer)(Event::Throttled { host, bytes });
                         is_told = true;

@@ -57,11 +57,11 @@ pub struct Pace {
     /// How far a standby, or any other receiver of a host's WAL, may be behind, in bytes.
     pub lag_max: u64,
     /// How many rows per second on each host; `None`: as many as possible.
-    pub rows_a_second: Option<NonZeroU64>,
+    pub rows_per_second_max: Option<NonZeroU64>,
     /// How many shards of one host are worked on at the same time; each takes a connection.
     pub width: NonZeroUsize,
     /// How many ranges run at the same time on all hosts.
-    pub width_in_all: NonZeroUsize,
+    pub max_concurrency: NonZeroUsize,
     /// How long to wait for a lock while rows of the range are locked.
     pub lock_timeout: Duration,
     /// How long a shard that is busy or closed, or a host that does not answer, is tried again.
@@ -75,9 +75,9 @@ impl Default for Pace {
         Pace {
             range: Duration::from_millis(200),
             lag_max: 64 << 20,
-            rows_a_second: None,
+            rows_per_second_max: None,
             width: NonZeroUsize::new(2).expect("two is not zero"),
-            width_in_all: NonZeroUsize::new(16).expect("16 is not zero"),
+            max_concurrency: NonZeroUsize::new(16).expect("16 is not zero"),
             lock_timeout: Duration::from_millis(100),
             patience: Duration::from_secs(60),
         }
@@ -87,9 +87,9 @@ impl Default for Pace {
 setters!(
     Pace: range: Duration,
     lag_max: u64,
-    rows_a_second: Option<NonZeroU64>,
+    rows_per_second_max: Option<NonZeroU64>,
     width: NonZeroUsize,
-    width_in_all: NonZeroUsize,
+    max_concurrency: NonZeroUsize,
     lock_timeout: Duration,
     patience: Duration,
 );

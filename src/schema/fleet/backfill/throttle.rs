@@ -64,7 +64,7 @@ pub(super) struct Lag {
 }
 
 /// What keeps a range from beginning.
-pub(super) enum Held {
+pub(super) enum ThrottleReason {
     /// The rate, for this long.
     Rate(Duration),
     /// A receiver of the host's WAL is this many bytes behind.
@@ -91,11 +91,11 @@ impl Throttle {
     pub(super) async fn held(
         &self,
         client: &Connection,
-    ) -> Result<(Option<Held>, bool), tokio_postgres::Error> {
+    ) -> Result<(Option<ThrottleReason>, bool), tokio_postgres::Error> {
         let now = Instant::now();
         let next = *self.next.lock().expect(NO_PANIC);
         if next > now {
-            return Ok((Some(Held::Rate(next - now)), false));
+            return Ok((Some(ThrottleReason::Rate(next - now)), false));
         }
         let seen = *self.seen.lock().expect(NO_PANIC);
         let lag = match seen {
@@ -107,7 +107,7 @@ impl Throttle {
             }
         };
         Ok((
-            (lag.bytes > self.lag_max).then_some(Held::Lag(lag.bytes)),
+            (lag.bytes > self.lag_max).then_some(ThrottleReason::Lag(lag.bytes)),
             lag.is_hidden,
         ))
     }

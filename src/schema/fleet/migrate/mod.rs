@@ -51,13 +51,13 @@ pub use resolve::{HostResolving, Resolution, ResolveError, Resolving, plan_resol
 pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Report> {
     Box::pin(async move {
         let started = Instant::now();
-        let Held {
+        let LockedHosts {
             sessions,
             survey,
             mut faults,
-        } = hold(request).await;
+        } = lock_hosts(request).await;
         let plan = plan(request, &survey);
-        let in_all = Semaphore::new(request.pace.width_in_all.get());
+        let in_all = Semaphore::new(request.pace.max_concurrency.get());
         let mut works: Vec<OnHost<'_>> = Vec::new();
         let mut report = Report::default();
         for (name, connect) in by_name(request)
@@ -147,7 +147,7 @@ async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), Ho
 
 /// The hosts' sessions, the facts of each host, and why others could not be read. Hosts that are
 /// written to are locked by their sessions.
-struct Held {
+struct LockedHosts {
     sessions: BTreeMap<HostName, Connection>,
     survey: Survey,
     faults: BTreeMap<HostName, HostFault>,
@@ -161,7 +161,7 @@ fn by_name(request: &Request) -> Vec<&(HostName, ConnectOptions)> {
 
 /// Opens, locks and reads the hosts. One host after the other, by name: so two runs cannot wait for
 /// each other in a circle. Hosts that are only read are not locked.
-async fn hold(request: &Request) -> Held {
+async fn lock_hosts(request: &Request) -> LockedHosts {
     let hosts = by_name(request);
     let opened = join_all(
         hosts
@@ -169,7 +169,7 @@ async fn hold(request: &Request) -> Held {
             .map(|(_, connect)| session::open(connect, "pgshard migrate")),
     )
     .await;
-    let mut held = Held {
+    let mut held = LockedHosts {
         sessions: BTreeMap::new(),
         survey: Survey::new(),
         faults: BTreeMap::new(),

@@ -13,7 +13,7 @@ use crate::schema::control::own::OWN;
 use crate::schema::fleet::fault::{HostFault, ShardFault};
 use crate::schema::fleet::migrations::{Migrations, Pending};
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
-use crate::schema::survey::known::{Known, Last};
+use crate::schema::survey::known::{HostRecords, Last};
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
@@ -134,7 +134,7 @@ impl HostPlan {
 /// What is to be run where, by the facts of the hosts.
 pub fn plan(request: &Request, survey: &Survey) -> Plan {
     let mut plan = Plan::default();
-    let known = Known::of(
+    let known = HostRecords::of(
         request
             .hosts
             .iter()
@@ -151,7 +151,7 @@ pub fn plan(request: &Request, survey: &Survey) -> Plan {
                 host_plan(request, survey, name, control)
             }
             (Ok(_), control) => {
-                let emptied = known.lost_on(name).filter(|_| control.is_none());
+                let emptied = known.missing_shards(name).filter(|_| control.is_none());
                 let fault = emptied.map_or(HostFault::NotBootstrapped, |(shards, by)| {
                     HostFault::Refused(vec![Refusal::Emptied {
                         host: name.clone(),
@@ -274,7 +274,7 @@ pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, 
     if !request.only_hosts.is_empty() || request.which == Which::Failed {
         return BTreeMap::new();
     }
-    let known = Known::of(
+    let known = HostRecords::of(
         request
             .hosts
             .iter()

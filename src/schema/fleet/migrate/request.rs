@@ -101,7 +101,7 @@ pub struct Pace {
     /// second one while something runs without a transaction.
     pub width: NonZeroUsize,
     /// How many shards of all hosts are migrated at the same time.
-    pub width_in_all: NonZeroUsize,
+    pub max_concurrency: NonZeroUsize,
     /// How long to wait for a lock, while the application's statements wait behind us.
     pub lock_timeout: Duration,
     /// For how long a busy shard is tried again before it counts as failed.
@@ -113,7 +113,7 @@ impl Default for Pace {
     fn default() -> Pace {
         Pace {
             width: NonZeroUsize::new(4).expect("four is not zero"),
-            width_in_all: NonZeroUsize::new(64).expect("64 is not zero"),
+            max_concurrency: NonZeroUsize::new(64).expect("64 is not zero"),
             lock_timeout: Duration::from_millis(100),
             patience: Duration::from_secs(60),
         }
@@ -122,7 +122,7 @@ impl Default for Pace {
 
 setters!(
     Pace: width: NonZeroUsize,
-    width_in_all: NonZeroUsize,
+    max_concurrency: NonZeroUsize,
     lock_timeout: Duration,
     patience: Duration,
 );

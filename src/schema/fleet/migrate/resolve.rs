@@ -14,7 +14,7 @@ use super::plan::standing_back;
 use super::request::Request;
 use super::steps::{Step, record};
 use super::transaction::{self, Outcome};
-use super::{Held, hold};
+use super::{LockedHosts, lock_hosts};
 use crate::map::{HostName, print_shards};
 use crate::pg::HostState;
 use crate::pg::cause::chain;
@@ -146,11 +146,11 @@ pub fn resolve<'a>(
 ) -> BoxFuture<'a, Result<Report, ResolveError>> {
     Box::pin(async move {
         let started = Instant::now();
-        let Held {
+        let LockedHosts {
             sessions,
             survey,
             mut faults,
-        } = hold(request).await;
+        } = lock_hosts(request).await;
         let mut resolving = plan_resolving(request, name, resolution, &survey)?;
         let file = find(request, name).expect("the plan has found it");
         let mut report = Report::default();

@@ -7,7 +7,7 @@ use pgshard::config::{Config, HostConfig, NewHost};
 use pgshard::map::HostName;
 use pgshard::pg::cause::chain;
 use pgshard::pg::{ConnectError, ConnectOptions, Password};
-use pgshard::schema::{self, HostFault, Surroundings, bootstrap};
+use pgshard::schema::{self, DatabaseEnvironment, HostFault, bootstrap};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -175,7 +175,7 @@ async fn check(
     }
 }
 
-async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
+async fn look(host: &HostConfig) -> Result<DatabaseEnvironment, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         Failure::new(
             Exit::Failed,
@@ -187,7 +187,7 @@ async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
         .connect("pgshard host")
         .await
         .map_err(|error| failed(&error).hint(to_connect(host, &error)))?;
-    schema::surroundings(connection.client())
+    schema::database_environment(connection.client())
         .await
         .map_err(|error| failed(&error))
 }

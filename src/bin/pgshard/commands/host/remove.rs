@@ -147,9 +147,9 @@ async fn owned(
             ));
         }
     }
-    if let Some(schema::Lost {
+    if let Some(schema::MissingShards {
         shards: lost, by, ..
-    }) = schema::lost_on(&context::survey(config).await, name)
+    }) = schema::missing_shards(&context::survey(config).await, name)
     {
         let shards = print_shards(lost.iter().copied());
         here.retain(|shard| !lost.contains(shard));

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pgshard::mover::{Asked, Heard, MoveId, Mover, Observer, Options, Worker};
+use pgshard::mover::{Heard, MoveId, Mover, Observer, Options, StopKind, Worker};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -47,7 +47,7 @@ pub(crate) async fn stop(
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(pgshard::mover::Error::NoSuchMove { id }));
     }
-    let (before, at_work) = first(&mover, id, Asked::Stop, patience, output).await?;
+    let (before, at_work) = first(&mover, id, StopKind::Stop, patience, output).await?;
     let entries = mover.list(Some(id)).await.found;
     let open = entries
         .iter()
@@ -59,7 +59,7 @@ pub(crate) async fn stop(
         let (asked_of, at_work) = (names(&before), names(&at_work));
         output.object(Requested {
             r#move: id.to_string(),
-            asked: Asked::Stop.as_str(),
+            asked: StopKind::Stop.as_str(),
             asked_of,
             at_work,
         });
@@ -103,7 +103,7 @@ pub(crate) async fn stop(
 pub(super) async fn first(
     mover: &Mover,
     id: MoveId,
-    asked: Asked,
+    asked: StopKind,
     patience: Duration,
     output: &Output,
 ) -> Result<(Vec<Worker>, Vec<Worker>), Failure> {

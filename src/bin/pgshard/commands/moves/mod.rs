@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
+use pgshard::mover::{Error, Mover, Observer, Options, Phase, StopKind};
 use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -101,7 +101,7 @@ pub(crate) async fn act(
         Verb::Abort { patience } => {
             // A live mover aborts its own shards. What is left now is from a mover that died or
             // does not answer.
-            ask::first(&mover, id, Asked::Abort, patience, output).await?;
+            ask::first(&mover, id, StopKind::Abort, patience, output).await?;
             until_done(&mover, output, mover.abort(id)).await?
         }
         Verb::Audit => until_done(&mover, output, mover.audit(id)).await?,
