@@ -2,7 +2,7 @@
 //! on a few servers; IDs that carry their shard, made in the database; and shards that move between
 //! servers while the application runs.
 //!
-//! # Words
+//! # Terms
 //!
 //! - A **shard** ([`ShardId`]) is one logical shard: one schema, `shard_0007`. There are N of them
 //!   ([`ShardCount`], at most 8192), and N never changes.
@@ -11,13 +11,13 @@
 //! - The **key**, normally the user's ID, picks the shard: key mod N (texts and UUIDs by a hash,
 //!   [`KeyKind`]).
 //! - An **ID** ([`id::Id`]) is 64 bits: 41 of milliseconds, 13 of shard, 10 of sequence.
-//! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each
-//!   shard in it has an epoch, which grows with every move.
-//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** makes the
-//!   source refuse a shard, and leaves a **signpost** there: a schema of the same name that answers
-//!   "moved, ask there".
+//! - The **map** ([`map::ShardMap`]) assigns each shard to a host. It has a version; each shard in
+//!   it has an epoch, which grows with every move.
+//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** closes a shard
+//!   at the source and leaves a **signpost** there: a schema of the same name in which every
+//!   statement fails with an error that names the new host.
 //!
-//! `docs/glossary.md` has the others.
+//! `docs/glossary.md` defines the other terms.
 //!
 //! # Example
 //!
@@ -54,32 +54,33 @@
 //! # Guarantees
 //!
 //! 1. A key's shard never changes, nor the layout of an ID.
-//! 2. At most one host serves a shard; while a move hands it over, none. The databases see to it,
-//!    not the map: a router with an old map is refused by the signpost, and goes on to the right
+//! 2. At most one host serves a shard; while a move hands it over, none. The databases enforce this,
+//!    not the map: a router with an old map gets the signpost's error, and continues at the right
 //!    host.
 //! 3. Every write that was acknowledged is on the host that serves the shard.
 //! 4. A move that dies is undone until the source has decided, and can only be finished after that.
 //!    No shard stays closed for longer than a fence's deadline (ten seconds) because of a dead
 //!    mover.
-//! 5. What the router may run again, it runs again: statements, and transactions given as closures.
-//!    What may have committed in part it never does ([`router::Error::NotRepeated`],
+//! 5. The router repeats statements, and transactions given as closures, when a move interrupts
+//!    them. It never repeats what may have committed in part ([`router::Error::NotRepeated`],
 //!    [`router::Error::InDoubt`]).
 //! 6. No password is in an error, in `Debug` or in a log line.
 //!
-//! The second and third have one condition: a fail-over to a standby that has not received the last
-//! commits can take a fence back. `docs/trouble.md` says what then.
+//! The second and third have one condition: a failover to a standby that has not received the last
+//! commits can undo a fence. `docs/trouble.md` describes that case.
 //!
 //! # What it does not do
 //!
-//! - No transaction over several shards, no join of them, no foreign key between them.
-//! - It is a library and no proxy: it parses no SQL, and each statement names its shard.
+//! - There are no transactions over several shards, no joins across them, and no foreign keys between
+//!   them.
+//! - It is a library, not a proxy: it does not parse SQL, and each statement names its shard.
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
 //!
 //! # Modules
 //!
-//! In this order; each uses only those before it, and `router` and `fanout` have nothing to do with
-//! `mover`. `ARCHITECTURE.md` has the reasons.
+//! Each uses only those before it in this table, and `router` and `fanout` are independent of
+//! `mover`. `ARCHITECTURE.md` gives the reasons.
 //!
 //! | module | what it is |
 //! | --- | --- |
@@ -88,9 +89,9 @@
 //! | [`map`] | the shard map: pure |
 //! | [`pg`] | connecting, TLS, passwords, quoting, SQLSTATEs, `{shard}` in SQL |
 //! | [`store`] | where the map is kept |
-//! | [`idgen`] | IDs that do not come from a shard: tickets, snowflakes and their kin |
-//! | [`router`] | from a key or an ID to rows, moves or no moves |
-//! | [`fanout`] | many shards at once |
+//! | [`idgen`] | IDs that do not come from a shard: tickets, snowflakes and others |
+//! | [`router`] | calls on one shard, by key or ID, also during moves |
+//! | [`fanout`] | calls on many shards at once |
 //! | [`schema`] | bootstrap, migrations, catalogs, what is there compared with what should be |
 //! | [`rebalance`] | which shards should go where: a pure planner |
 //! | [`mover`] | moves |
@@ -116,12 +117,11 @@
 //! `pgshard`, and any version may change them. Everything else follows semantic versioning.
 
 /// Methods that set one field of options each, under the field's name:
-/// `Options::default().jobs(4)`. Options get new fields with new versions, so that nobody outside
-/// can write one down in full.
+/// `Options::default().jobs(4)`. Options are `#[non_exhaustive]`, because new versions add fields.
 macro_rules! setters {
     ($options:ident: $($field:ident: $kind:ty),+ $(,)?) => {
         impl $options {$(
-            #[doc = concat!("The same with another [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+            #[doc = concat!("Sets [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
             #[must_use]
             pub fn $field(mut self, $field: $kind) -> $options {
                 self.$field = $field;

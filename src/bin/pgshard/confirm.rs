@@ -1,11 +1,11 @@
-//! Asks before what cannot be undone.
+//! Asks for confirmation before what cannot be undone.
 
 use std::io::{self, BufRead, IsTerminal};
 
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Whether to ask, as `--yes` says.
+/// Whether to ask, by `--yes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consent {
     /// Ask on the terminal.
@@ -15,17 +15,17 @@ pub(crate) enum Consent {
 }
 
 impl Consent {
-    /// What `--yes` says.
+    /// From the flag `--yes`.
     pub(crate) fn from_flag(yes: bool) -> Consent {
         if yes { Consent::Given } else { Consent::Ask }
     }
 }
 
-/// Asks the question (which ends with a question mark) and waits for the answer; anything but `y`
-/// or `yes` is no.
+/// Prints the question (which ends with a question mark) and reads the answer; anything but `y` or
+/// `yes` is no.
 ///
 /// # Errors
-/// With [`Exit::Usage`](crate::exit::Exit::Usage) when nobody can be asked and `--yes` was not
+/// With [`Exit::Usage`](crate::exit::Exit::Usage) when there is no terminal and `--yes` was not
 /// given.
 pub(crate) async fn confirm(
     question: &str,

@@ -35,11 +35,11 @@ pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
     })
 }
 
-/// Reads the URL of a host from the command line, where no password may stand.
+/// Reads the URL of a host from the command line, where passwords are not allowed.
 ///
 /// # Errors
-/// With [`Exit::Usage`] if it cannot be read, or holds a password; `places` says where passwords
-/// may be.
+/// With [`Exit::Usage`] if it cannot be read, or contains a password; `places` lists where
+/// passwords may be.
 pub(crate) fn open_url(url: &str, places: &str) -> Result<ConnectOptions, Failure> {
     let connect = ConnectOptions::parse(url).map_err(|error| {
         // The parser's message could quote a part of a password.
@@ -86,23 +86,23 @@ pub(crate) struct FoundMap {
     pub(crate) lost: Option<LostMap>,
 }
 
-/// What is wrong with the map that is kept, and what stands in for it.
+/// What is wrong with the stored map, and what replaces it.
 pub(crate) struct LostMap {
     pub(crate) error: StoreError,
     pub(crate) instead: Instead,
 }
 
-/// What stands in for a map that is damaged or missing.
+/// The replacement of a map that is damaged or missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instead {
     /// The newest one in the history that can be read.
     History,
-    /// What the hosts say: there is no history either.
+    /// The state of the hosts: there is no history either.
     Hosts,
 }
 
-/// The map as it is kept now. If it is damaged or missing: the newest one in the history that can
-/// be read, or else what the hosts say, and what is wrong.
+/// The stored map. If it is damaged or missing: the newest one in the history that can be read, or
+/// else the state of the hosts, and what is wrong.
 ///
 /// # Errors
 /// As [`map`], and where neither the history has a map nor the hosts know all shards.
@@ -167,7 +167,7 @@ pub(crate) fn store(config: &Config) -> ConfigStore {
 }
 
 /// A word of the command line, for a table that others can read: a connection string, which may
-/// hold a password, and a statement are left out.
+/// contain a password, and a statement are left out.
 fn open_word(word: &str) -> String {
     let is_open = |c: char| c.is_ascii_alphanumeric() || "-_.,/+@%:".contains(c);
     let assigned = word
@@ -180,7 +180,7 @@ fn open_word(word: &str) -> String {
     }
 }
 
-/// What every host of the config says, all asked at the same time; each has its connection's
+/// The facts of every host of the config, all read at the same time; each has its connection's
 /// timeout to answer.
 pub(crate) async fn survey(config: &Config) -> Survey {
     schema::survey(all_hosts(config)).await
@@ -227,8 +227,8 @@ pub(crate) fn of_this_cluster(config: &Config, survey: &Survey) -> Result<(), Fa
 }
 
 /// Checks that every host is the server that belongs under its name, before anything is written.
-/// All addresses are asked, and all later connections of this process are checked against the
-/// answers.
+/// All addresses are contacted, and all later connections of this process are checked against the
+/// results.
 ///
 /// # Errors
 /// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the
@@ -311,8 +311,8 @@ pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
     }
 }
 
-/// The same for what only says which shards have which: the files without a mistake, and every
-/// mistake.
+/// The same for callers that only compare which shards have which: the files without a mistake, and
+/// every mistake.
 pub(crate) fn usable_migrations(config: &Config) -> (Migrations, Option<MigrationsError>) {
     match &config.cluster.migrations {
         None => (Migrations::none(), None),

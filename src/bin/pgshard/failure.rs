@@ -1,4 +1,4 @@
-//! Why a command stopped: what to say, what to do about it, and the exit code.
+//! The error of a command: a message, a hint, and the exit code.
 
 use std::error::Error;
 use std::fmt;
@@ -7,8 +7,8 @@ use pgshard::pg::cause::causes;
 
 use crate::exit::Exit;
 
-/// A command that did not end well. Any error becomes one with [`Exit::Failed`]; the constructors
-/// say more.
+/// A command that failed. Any error becomes one with [`Exit::Failed`]; the constructors set other
+/// codes.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,

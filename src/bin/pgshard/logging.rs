@@ -1,4 +1,4 @@
-//! The log, on stderr: what the library says by `tracing`.
+//! The log on stderr: the library's `tracing` events.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::args::Global;
 use crate::output::{Format, Output, Said, line};
 
-/// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, says what is logged; without them `-v` and `-q`
-/// do.
+/// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, selects what is logged; without them `-v` and
+/// `-q` do.
 pub(crate) fn start(global: &Global, output: &Output) {
     let filter = ["PGSHARD_LOG", "RUST_LOG"]
         .iter()

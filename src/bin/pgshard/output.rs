@@ -21,14 +21,14 @@ const ERROR: Style = AnsiColor::Red.on_default().bold();
 const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 const HINT: Style = AnsiColor::Cyan.on_default().bold();
 
-/// Where a command puts what it has to say.
+/// Where a command prints its output.
 pub(crate) struct Output {
     format: Format,
     quiet: bool,
     data_colour: Color,
     talk: Talk,
-    /// Why stdout takes no more. The command goes on: its work, and its exit code, do not depend on
-    /// who reads.
+    /// Why stdout accepts no more. The command continues: its work, and its exit code, do not
+    /// depend on the reader.
     lost: OnceLock<io::Error>,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Versioned<T> {
     object: T,
 }
 
-/// What is said on stderr with `--json`.
+/// What is printed on stderr with `--json`.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Said<'a> {
     /// `error`, `warning`, `note` or `hint`.
@@ -126,7 +126,7 @@ impl<'a> Said<'a> {
 const REMEDY: &str = "\n  remedy: ";
 
 impl Output {
-    /// Printing as the global flags say.
+    /// Printing by the global flags.
     pub(crate) fn new(global: &Global) -> Output {
         let colour = match global.color {
             // `auto` heeds NO_COLOR, CLICOLOR_FORCE, TERM=dumb and whether there is a terminal.
@@ -164,8 +164,7 @@ impl Output {
         self.talk.colour != ColorChoice::Never
     }
 
-    /// Whether data may be coloured: on a terminal, unless `--color`, NO_COLOR or TERM say
-    /// otherwise.
+    /// Whether data may be coloured: on a terminal, unless disabled by `--color`, NO_COLOR or TERM.
     pub(crate) fn data_is_coloured(&self) -> bool {
         match self.data_colour {
             Color::Auto => AutoStream::choice(&io::stdout()) != ColorChoice::Never,
@@ -352,7 +351,7 @@ impl Output {
         }
     }
 
-    /// Something that went wrong and what to do about it, while the command goes on.
+    /// Something that went wrong and what to do about it, while the command continues.
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
         if self.format == Format::Json {
             let remedy = (!remedy.is_empty()).then_some(remedy);
@@ -368,7 +367,7 @@ impl Output {
         self.remedy(remedy);
     }
 
-    /// What to do about the error that was just told.
+    /// The hint for the error that was just printed.
     fn remedy(&self, remedy: &str) {
         if !remedy.is_empty() {
             self.talk.line(format_args!(
@@ -399,7 +398,7 @@ impl Output {
             .write(format_args!("{} [y/N] ", printable(question)));
     }
 
-    /// Says why a command stopped, with every cause, and gives its exit code.
+    /// Prints why a command stopped, with every cause, and returns its exit code.
     pub(crate) fn failure(&self, failure: &Failure) -> Exit {
         self.talk.bars.clear().ok();
         if self.format == Format::Json {
@@ -430,7 +429,7 @@ impl Output {
         failure.exit()
     }
 
-    /// Says that Ctrl-C was heard, and how to go on.
+    /// Prints that Ctrl-C was received, and how to continue.
     pub(crate) fn interrupted(&self, how_to_go_on: Option<&str>) -> Exit {
         self.talk.bars.clear().ok();
         if self.format == Format::Json {
@@ -509,7 +508,7 @@ impl Remaining {
 
     /// The end of the bar's line at this moment.
     fn text(&self, elapsed: Duration) -> String {
-        // Before the first one is done nothing tells how long the rest takes.
+        // Before the first one is done, the remaining time is unknown.
         if self.position == 0 || self.moved.is_zero() {
             return String::new();
         }
@@ -554,7 +553,7 @@ impl ProgressTracker for Remaining {
     }
 }
 
-/// Stderr, beside the progress bars on it.
+/// Stderr, together with the progress bars on it.
 #[derive(Clone)]
 pub(crate) struct Talk {
     bars: MultiProgress,
@@ -568,7 +567,7 @@ impl Talk {
 
     fn write(&self, text: impl Display) {
         let mut stderr = AutoStream::new(io::stderr().lock(), self.colour);
-        // There is nobody left to tell that stderr cannot be written.
+        // If stderr cannot be written, the error cannot be reported.
         self.bars
             .suspend(|| write!(stderr, "{text}").and_then(|()| stderr.flush()))
             .ok();
@@ -576,7 +575,7 @@ impl Talk {
 }
 
 impl Write for Talk {
-    /// Writes lines of the log. In each the log has put what servers and files said; colours are
+    /// Writes lines of the log. In each, the log has put texts of servers and files; colours are
     /// the log's own.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = logged(
@@ -594,7 +593,7 @@ impl Write for Talk {
 }
 
 /// A line of the log as [`printable`], and as one line. `coloured`: with the codes for colours,
-/// which the log makes, and escapes where somebody else did.
+/// which the log makes, and escapes for those of other origin.
 fn logged(line: &str, coloured: bool) -> String {
     let (line, end) = line
         .strip_suffix('\n')
@@ -640,14 +639,14 @@ pub(crate) fn line(object: impl Serialize) -> String {
     line
 }
 
-/// An error's words, and the remedy that stands in them.
+/// An error's message, and the remedy that it contains.
 fn with_remedy(words: &str) -> (&str, Option<&str>) {
     words
         .split_once(REMEDY)
         .map_or((words, None), |(message, remedy)| (message, Some(remedy)))
 }
 
-/// Says what is wrong with the command line, where JSON was asked for, and nothing else is known.
+/// Reports a mistake in the command line, where JSON was requested, and nothing else is known.
 pub(crate) fn refused(mistake: &str) {
     let exit_code = Some(Exit::Usage.code());
     let remedy = Some("`--help` says what the command takes");
@@ -656,12 +655,12 @@ pub(crate) fn refused(mistake: &str) {
         exit_code,
         ..Said::new("error", mistake)
     });
-    // There is nobody left to tell that stderr cannot be written.
+    // If stderr cannot be written, the error cannot be reported.
     writeln!(io::stderr().lock(), "{said}").ok();
 }
 
-/// Says what is wrong with the command line, if that has characters which a terminal would obey.
-/// False if it has none, and nothing was said.
+/// Reports a mistake in the command line, if it contains characters that a terminal would
+/// interpret. False if it contains none, and nothing was printed.
 pub(crate) fn refused_escaped(mistake: &str) -> bool {
     let escaped = printable(mistake);
     let differs = escaped != mistake;
@@ -681,14 +680,15 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// The text with escapes for what a terminal would obey: control characters, and those that turn
-/// the direction of writing and so make it look like another text. Line ends stay. Our messages
-/// quote servers, queries and names, and anybody who writes to a database can choose those.
+/// The text with escapes for what a terminal would interpret: control characters, and those that
+/// turn the direction of writing and so make it look like another text. Line ends are kept. Our
+/// messages quote servers, queries and names, and every client that writes to a database can choose
+/// those.
 pub(crate) fn printable(text: &str) -> String {
     escaped(text, is_plain)
 }
 
-/// A cell of a table: it has no line ends either, so that nobody's name looks like another row.
+/// A cell of a table: it has no line ends either, so that no name looks like another row.
 fn cell(text: &str) -> String {
     escaped(text, |c| c != '\n' && is_plain(c))
 }
@@ -708,7 +708,7 @@ fn escaped(text: &str, plain: impl Fn(char) -> bool) -> String {
         .collect()
 }
 
-/// Whether a terminal shows it as it is, and where it stands. Lines end by `\n` only.
+/// Whether a terminal shows it as it is, given its position. Lines end with `\n` only.
 fn is_plain(c: char) -> bool {
     match c {
         '\n' | '\t' => true,
@@ -905,7 +905,7 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What whoever writes to a database may choose.
+    /// A text that any client of a database could choose.
     const HOSTILE: &str = "a\x1b[2Jb\x1b]0;c\x07\u{9b}31m\u{202e}\u{2028}\u{e0041}\r\"\\\ttab";
 
     #[derive(JsonSchema, Serialize)]

@@ -1,5 +1,5 @@
-//! The signals that ask a command to end: Ctrl-C (SIGINT), and SIGTERM, as `kill`, a service
-//! manager and a machine that shuts down send it. Every command takes the two alike.
+//! The signals that request a command to end: Ctrl-C (SIGINT), and SIGTERM, as sent by `kill`, a
+//! service manager and a machine that shuts down. Every command handles the two alike.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Whose files a command believes. A config says to which servers our passwords go, and which SQL
-//! runs there as us.
+//! Which files a command trusts. A config names the servers that get our passwords, and the SQL
+//! that runs there with our role.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -9,12 +9,12 @@ use pgshard::config::Config;
 
 use crate::failure::Failure;
 
-/// Refuses a config that nobody named and that lies in the current folder by chance, if another
-/// user can have put it there or altered it. Root's is good for everybody; who is root by sudo may
-/// use what is his own.
+/// Refuses a config that was not named and is in the current folder by chance, if another user can
+/// have put it there or altered it. Root's is always accepted; a user who is root by sudo may use
+/// their own.
 ///
 /// # Errors
-/// With [`crate::exit::Exit::Usage`] and whose it is. None if there is no such file.
+/// With [`crate::exit::Exit::Usage`] and the file's owner. None if there is no such file.
 pub(crate) fn found(path: &Path, flag: Option<&Path>) -> Result<(), Failure> {
     let named = std::env::var_os(Config::ENVIRONMENT).is_some_and(|name| !name.is_empty());
     if flag.is_some() || named {

@@ -1,8 +1,7 @@
 //! `pgshard bench`: what the router costs on this network, compared with the same queries by hand
 //! in the same run.
 //!
-//! It runs `SELECT 1` and writes nothing: what is measured is the way to the hosts and the router,
-//! not anybody's tables.
+//! It runs `SELECT 1` and writes nothing: it measures the network and the router, not the tables.
 
 mod runs;
 

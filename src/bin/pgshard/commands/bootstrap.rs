@@ -141,8 +141,7 @@ pub(crate) enum BootstrapEvent<'a> {
     },
     Done {
         hosts: BTreeMap<String, HostDone>,
-        /// Of a migration: the shards that no host says it serves, as ranges; left out where there
-        /// is none.
+        /// For a migration: the shards that no host serves, as ranges; left out if there are none.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         unserved: String,
     },

@@ -97,7 +97,7 @@ pub(crate) async fn up(
 /// were made now: else bootstrap would look for shards that have moved, and refuse to make them.
 /// Gives whether there were any.
 ///
-/// A config that cannot be used is left alone: the next command says what is wrong with it.
+/// A config that cannot be used is not touched: the next command reports what is wrong with it.
 async fn begin_map_again(up: &dev::Up) -> Result<bool, Failure> {
     let Ok(config) = Config::load(&up.config) else {
         return Ok(false);

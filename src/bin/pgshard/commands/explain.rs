@@ -54,7 +54,7 @@ const SECTIONS: [Section; 5] = [
 
 const ERRORS: &str = include_str!("../../../../docs/errors.md");
 
-/// What the document says about a code: the column heads, and the cells.
+/// The entry of a code in the document: the column heads, and the cells.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Explained {
     code: String,
@@ -151,7 +151,7 @@ fn unknown(code: &str, all: &[Explained]) -> Failure {
             .hint("PostgreSQL's manual lists them in appendix A, \"PostgreSQL Error Codes\"");
     }
     let failure = Failure::usage(format!("nothing of ours has the code {code:?}"));
-    // A number is no slip for a word, nor for another number.
+    // A number is not a misspelling of a word, nor of another number.
     let slips_max = if code.chars().all(|c| c.is_ascii_digit()) {
         0
     } else {
@@ -182,7 +182,7 @@ fn is_sqlstate(code: &str) -> bool {
                 .any(|class| code.starts_with(class)))
 }
 
-/// What the document says about each finding, by its code.
+/// The entry of each finding in the document, by its code.
 pub(super) fn findings() -> std::collections::BTreeMap<String, Explained> {
     all()
         .into_iter()
@@ -301,7 +301,7 @@ mod tests {
         );
     }
 
-    /// Who asks for a code sees one row: nothing in it may stand above or below.
+    /// The reader of one code sees one row: nothing in it may refer to text above or below.
     #[test]
     fn every_row_stands_for_itself() {
         let leans = |text: &str| {

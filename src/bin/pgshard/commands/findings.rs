@@ -340,8 +340,8 @@ mod tests {
         finding.about(&shards)
     }
 
-    /// The shards whose findings are believed after looks that find these, and how many looks there
-    /// were. No shard of the last look is left out.
+    /// The shards with findings that are confirmed after looks that find these, and how many looks
+    /// there were. No shard of the last look is left out.
     fn left_of(severity: Severity, before: &Believed, looks: &[&[u16]]) -> (Vec<u16>, usize) {
         let mut doubts = Doubts::after(before);
         for (at, shards) in looks.iter().enumerate() {
@@ -381,7 +381,7 @@ mod tests {
                 left(&[&[1, 7], &[1], &[1, 7], &[2], &[1, 7]]),
                 (vec![1, 7], 5)
             );
-            // It has begun meanwhile.
+            // It has begun in the meantime.
             assert_eq!(left(&[&[1], &[7], &[7], &[7]]), (vec![7], 4));
             // Only what is believed is in the finding that is.
             let all = [&[1, 7][..], &[2, 7], &[3, 7], &[4, 7], &[5, 7], &[6, 7]];

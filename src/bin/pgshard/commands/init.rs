@@ -82,7 +82,7 @@ fn write(path: &Path, text: &str, overwrite: Overwrite, output: &Output) -> Resu
     Ok(())
 }
 
-/// The library's template with as many hosts and shards as asked for, and all of its comments.
+/// The library's template with the requested hosts and shards, and all of its comments.
 fn text(hosts: u16, shards: ShardCount) -> Result<String, Failure> {
     let mut document: DocumentMut = template().parse()?;
     document["cluster"]["shards"] =

@@ -128,8 +128,8 @@ pub(crate) async fn show(
     Ok(Exit::Done)
 }
 
-/// What is different between the map and that of another config, which is taken as the newer; or,
-/// where there is no other, between the map and what the hosts say.
+/// The differences between the map and that of another config, which counts as the newer; or,
+/// without another config, between the map and the state of the hosts.
 pub(crate) async fn diff(
     other: Option<&Path>,
     config: Option<&Path>,
@@ -245,8 +245,8 @@ fn counted_by_host(map: &ShardMap) -> String {
     map.hosts().iter().map(host).collect::<Vec<_>>().join(", ")
 }
 
-/// The map as the hosts have it. What cannot be learned from them is said; it is an error if no
-/// host can be asked.
+/// The map by the state of the hosts. What cannot be learned from them is reported; it is an error
+/// if no host can be read.
 async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<ShardMap, Failure> {
     let mut doubts = Doubts::default();
     let (survey, rebuilt) = loop {

@@ -247,7 +247,7 @@ fn pgdog(config: &Config, map: &ShardMap) -> Result<String, Failure> {
     Ok(written)
 }
 
-/// `NAME=value` lines: what a script asks first. Names have A-Z, 0-9 and _ only.
+/// `NAME=value` lines for scripts. Names have A-Z, 0-9 and _ only.
 fn env(config: &Config, map: &ShardMap) -> String {
     let quoted = |value: &str| format!("'{}'", value.replace('\'', "'\\''"));
     let names: Vec<&str> = config.hosts.keys().map(HostName::as_str).collect();

@@ -115,7 +115,7 @@ pub(super) fn versions(found: &[Publication], count: usize) -> Vec<Version> {
     (0..found.len().min(count)).map(version).collect()
 }
 
-/// How many groups of changes a line of the history tells; `map diff --from` tells all.
+/// How many groups of changes a line of the history has; `map diff --from` has all.
 const GROUPS_MAX: usize = 3;
 
 fn words_of(change: &pgshard::map::Change, shards: String) -> String {

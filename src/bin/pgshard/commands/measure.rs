@@ -1,4 +1,4 @@
-//! What each shard weighs, as the hosts say: only they know where a shard is, too.
+//! The weight of each shard, read from the hosts: only they know where a shard is, too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(crate) struct Weighed {
     pub(crate) bytes: u64,
 }
 
-/// How often the hosts are asked when two of them own a shard, or none: it can look so while the
+/// How often the hosts are read when two of them own a shard, or none: it can look so while the
 /// shard is opened.
 const LOOKS_MAX: u32 = 5;
 
@@ -66,8 +66,8 @@ pub(crate) async fn weigh(
             tokio::time::sleep(sample).await;
             let second = look(config, sizes, output).await?;
             let written = second.iter().map(|(shard, (host, now))| {
-                // A shard that came in between has a new counter, and so has a server whose
-                // statistics were reset.
+                // A shard that arrived in between has a new counter, and so has a server with
+                // statistics that were reset.
                 let before = first
                     .get(shard)
                     .filter(|(on, before)| on == host && before.writes <= now.writes);
@@ -112,7 +112,7 @@ pub(crate) async fn weigh(
     Ok(weighed.collect())
 }
 
-/// Asks until each shard has one owner.
+/// Reads until each shard has one owner.
 async fn look(
     config: &Config,
     sizes: Sizes,
@@ -165,7 +165,7 @@ async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, M
     schema::measure(connection.client(), sizes)
         .await
         .map_err(|error| match error.code() {
-            // Somebody has written it into the config, and nothing was made there yet.
+            // It was added to the config, and nothing was created there yet.
             Some(&SqlState::UNDEFINED_TABLE) => {
                 let error = format!("host {} is not bootstrapped", host.name);
                 Failure::new(Exit::Failed, error)
@@ -229,7 +229,7 @@ pub(crate) fn shown(by: &By, weight: u64) -> String {
     }
 }
 
-/// What a mover says of a shard that did not get to its end.
+/// A mover's report about a shard that did not reach its end.
 pub(crate) fn words(error: &pgshard::mover::Error) -> String {
     match error {
         pgshard::mover::Error::Refused { refusals } => refusals

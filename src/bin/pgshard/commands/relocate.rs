@@ -21,18 +21,18 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
 
-/// What `pgshard move` was asked for.
+/// The request of `pgshard move`.
 pub(crate) struct Asked {
     pub(crate) shards: String,
     pub(crate) target: String,
     pub(crate) mode: Option<Mode>,
-    /// Say what would be done, in this detail, and stop.
+    /// Print the plan, in this detail, and stop.
     pub(crate) only_plan: Option<Detail>,
     pub(crate) consent: Consent,
     pub(crate) options: Options,
 }
 
-/// How much of a plan is said.
+/// The detail of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// What fits a screen.
@@ -291,7 +291,7 @@ fn show_steps(plan: &Plan, output: &Output) {
     for warning in &plan.warnings {
         output.data(format_args!("warning: {warning}"));
     }
-    // The shard with the most steps stands for all.
+    // The shard with the most steps represents all.
     let steps = |shard: &&ShardPlan| shard.steps(&plan.target, plan.mode).len();
     if let Some(shard) = plan.shards.iter().rev().max_by_key(steps) {
         let others = match plan.shards.len() - 1 {

@@ -31,7 +31,7 @@ pub(super) struct Answer<'a> {
     migration: Option<String>,
 }
 
-/// Whose rights are printed, and for whom.
+/// The role with the rights to print, and the role that gets them.
 pub(super) struct Wanted<'a> {
     pub(super) purpose: Purpose,
     pub(super) role: &'a str,

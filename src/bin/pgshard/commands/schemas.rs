@@ -1,5 +1,5 @@
-//! The JSON Schema of what each command prints with `--json`; docs/json/README.md says what it
-//! promises.
+//! The JSON Schema of the output of each command with `--json`; docs/json/README.md describes what
+//! is guaranteed.
 //!
 //! Invariant: each type that is printed has a schema (`Output::object` requires it), and is in the
 //! list below; the tests compare `docs/json/` with the list, and what commands print with

@@ -28,7 +28,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds};
 
-/// How many shards of one host are asked at a time.
+/// How many shards of one host are queried at a time.
 const WIDTH: usize = 8;
 
 /// The most rows of a table for people.
@@ -137,8 +137,7 @@ fn readable(query: &str) -> Result<&str, Failure> {
     ))
 }
 
-/// The word that the server's plan of a query is asked for with. Such a statement cannot be
-/// wrapped.
+/// The keyword that requests the server's plan of a query. Such a statement cannot be wrapped.
 const EXPLAIN: &str = "EXPLAIN";
 
 fn first_word(query: &str) -> String {
@@ -162,10 +161,11 @@ fn without_comments(mut text: &str) -> &str {
     }
 }
 
-/// Asks one shard for the columns, or one of another host if the first host cannot be reached.
+/// Reads the columns from one shard, or from one of another host if the first host cannot be
+/// reached.
 ///
 /// # Errors
-/// When the query is wrong. So that is said once, not once a shard.
+/// When the query is wrong. So that is reported once, not for each shard.
 async fn shape(
     router: &Router,
     by_host: &BTreeMap<HostName, Vec<ShardId>>,
@@ -215,7 +215,7 @@ pub(crate) struct ShardFailed<'a> {
 
 /// Why a shard gave nothing.
 enum Trouble {
-    /// It was asked.
+    /// It was queried.
     Error(Box<Error>),
     /// It was not: its host could not be reached a moment before.
     NotAsked,
@@ -230,8 +230,7 @@ impl Trouble {
     }
 }
 
-/// What to write instead, where a table is missing because the query does not say that it is a
-/// shard's.
+/// What to write instead, if a table is missing because the query does not mark it as a shard's.
 fn unqualified(error: &Error, query: &str) -> Option<&'static str> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let is_missing = |error: &tokio_postgres::Error| {
@@ -345,8 +344,8 @@ struct Job {
 type Answer = (ShardId, Result<Vec<Row>, Trouble>);
 
 impl Job {
-    /// Every shard's answer, in the order in which they come. Each host is worked through beside
-    /// the others, and one that cannot be reached is not asked for every shard again.
+    /// The results of all shards, in the order in which they arrive. The hosts are worked through
+    /// at the same time, and one that cannot be reached is not contacted for every shard again.
     fn ask<'a>(&'a self, by_host: &'a BTreeMap<HostName, Vec<ShardId>>) -> BoxStream<'a, Answer> {
         let answers = by_host.values().map(|shards| {
             let down = Arc::new(AtomicBool::new(false));

@@ -134,7 +134,7 @@ async fn giving(config: &Config, name: &TicketName) -> BTreeSet<HostName> {
         .collect()
 }
 
-/// Whether a host gives tickets of this name: its rows say it.
+/// Whether a host gives tickets of this name, by its rows.
 fn gives(names: &[tickets::NameStatus], name: &TicketName) -> bool {
     names
         .iter()
@@ -190,7 +190,7 @@ pub(crate) struct Name {
     claims: BTreeMap<u32, String>,
 }
 
-/// What every host says of its tickets.
+/// The state of the tickets on every host.
 pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let said = tickets::status(&all_hosts(&config)).await;

@@ -1,5 +1,5 @@
-//! Who watches with more rights than that needs. `pgshard console` and `pgshard exporter` say so
-//! once, when they start.
+//! Warns of a monitoring role with more rights than it needs. `pgshard console` and `pgshard
+//! exporter` do so once, when they start.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use pgshard::schema::{self, Writer};
 
 use crate::output::Output;
 
-/// Asks the hosts whether our roles may write to them, and warns if so. Nobody waits for that: a
-/// host may not answer.
+/// Checks on the hosts whether our roles may write to them, and warns if so. No caller waits for
+/// that: a host may not answer.
 pub(super) fn warn_of_writers(config: &Config, bound: Duration, output: &Arc<Output>) {
     let (hosts, output) = (
         config.hosts.values().cloned().collect::<Vec<_>>(),
