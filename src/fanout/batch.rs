@@ -1,9 +1,9 @@
 //! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of
 //! their answers.
 //!
-//! Tasks send the statements, one for each host ([`Crew`]), and go on while the caller does
-//! something else. So a slow caller holds no connection, unless its answers would need more memory
-//! than they may.
+//! Tasks send the statements, one for each host ([`Crew`]), and continue while the caller does
+//! something else. So a slow caller holds no connection, unless its results would need more memory
+//! than allowed.
 //!
 //! Invariant: every job gives exactly one answer, whatever happens to the others; and no more
 //! statements of a host are on their way than its [`Pace`] allows.
@@ -36,16 +36,16 @@ pub(super) struct Pace {
     pub(super) width: usize,
     /// Statements on their way on one connection, at least 1.
     pub(super) depth: usize,
-    /// How long the batch may take, from when its first answer is asked for. `None`: as long as any
+    /// How long the batch may take, from the request for its first result. `None`: as long as any
     /// call.
     pub(super) deadline: Option<Duration>,
 }
 
-/// Which servers of the shards' hosts are asked.
+/// Which servers of the shards' hosts are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Servers {
     Primaries,
-    /// Standbys where [`Reads`](crate::router::Reads) would ask one, each statement by itself.
+    /// Standbys where [`Reads`](crate::router::Reads) would use one, each statement by itself.
     Standbys,
 }
 
@@ -71,12 +71,12 @@ pub(super) struct Answers<'a> {
     deadline: Option<Duration>,
     span: Span,
     failed: usize,
-    /// The next job whose answer is that the deadline has passed.
+    /// The next job that gets an expired deadline as its result.
     late: usize,
 }
 
 enum Phase<'a> {
-    /// No answer was asked for yet.
+    /// No result was requested yet.
     New,
     Running(Running<'a>),
     /// The deadline has passed.
@@ -96,7 +96,7 @@ struct Running<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Nothing is sent before the first answer is asked for.
+    /// Nothing is sent before the first result is requested.
     pub(super) fn run(self) -> Answers<'a> {
         Answers {
             outbox: Arc::new(Outbox::new(self.shards.len())),
@@ -176,7 +176,7 @@ impl<'a> Running<'a> {
         context: &mut Context<'_>,
     ) {
         while let Some(question) = outbox.question() {
-            // The task that asked may be gone.
+            // The requesting task may be gone.
             let _ = question.answer.send(Bound::new(params, &question.types));
         }
         loop {
@@ -222,7 +222,7 @@ impl<'a> Running<'a> {
 }
 
 impl Answers<'_> {
-    /// Whether the statement changes nothing, by the caller's word.
+    /// Whether the statement is declared as read-only.
     pub(super) fn only_reads(&self) -> bool {
         self.only_reads
     }
@@ -231,7 +231,7 @@ impl Answers<'_> {
 impl Drop for Answers<'_> {
     fn drop(&mut self) {
         self.span.record("failed", self.failed);
-        // Nobody waits for these any more.
+        // No call waits for these any more.
         let Phase::Running(Running { began, .. }) = &self.phase else {
             return;
         };

@@ -1,9 +1,9 @@
-//! The task that works on the jobs of one host. It has a few connections, and goes on while the
+//! The task that works on the jobs of one host. It has a few connections, and continues while the
 //! caller does something else.
 //!
-//! Invariant: work that holds a pipelined connection waits for no other one, and gives it back as
-//! soon as no statement is on its way there. A statement that stands still holds up only itself:
-//! those behind it go to another connection, where that is safe.
+//! Invariant: work that holds a pipelined connection waits for no other one, and returns it as soon
+//! as no statement is on its way there. A statement that is blocked delays only itself: those
+//! behind it are moved to another connection, where that is safe.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +37,7 @@ pub(super) struct Crew {
     none_waits: Notify,
     /// Jobs that cannot be pipelined.
     again: Mutex<Vec<usize>>,
-    /// Connections whose first statement stands still.
+    /// Connections with a blocked first statement.
     stuck: AtomicUsize,
     /// Fires when one more connection is stuck.
     one_is_stuck: Notify,
@@ -157,7 +157,7 @@ impl Crew {
                 Some(end) = connections.next() => match end {
                     End::Done => (free, failed) = (true, None),
                     End::NoneFree => free = false,
-                    // Other connections may go on.
+                    // Other connections may continue.
                     End::Failed(error) => (free, failed) = (false, Some(error)),
                 },
                 () = self.one_is_stuck.notified() => free = true,
@@ -318,7 +318,7 @@ impl Crew {
         next
     }
 
-    /// The jobs whose statements this connection has prepared, up to its share of all.
+    /// The jobs with statements that this connection has prepared, up to its share of all.
     pub(super) fn warm(&self, connection: &PipelinedConnection) -> VecDeque<usize> {
         let mut waiting = lock(&self.waiting);
         if self.pace.depth == 1 {
@@ -349,7 +349,7 @@ impl Crew {
         lock(&self.again).push(at);
     }
 
-    /// Takes note that a connection's first statement stands still, until the mark is dropped.
+    /// Records that a connection's first statement is blocked, until the mark is dropped.
     pub(super) fn mark_stuck(&self) -> Stuck<'_> {
         self.stuck.fetch_add(1, Ordering::Relaxed);
         self.one_is_stuck.notify_one();

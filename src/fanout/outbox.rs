@@ -20,7 +20,7 @@ use crate::router::{Bound, Error};
 /// Bytes of rows that wait for the caller, of one call.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Rows that wait for the caller, of one call. A row costs memory beside its bytes.
+/// Rows of one call that wait for the caller. A row costs memory in addition to its bytes.
 const ROWS_MAX: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -136,7 +136,8 @@ impl Outbox {
         None
     }
 
-    /// Asks the caller for its parameters. `None` if they cannot be bound, or the caller is gone.
+    /// Requests the parameters from the caller. `None` if they cannot be bound, or the caller is
+    /// gone.
     pub(super) async fn ask(&self, types: Vec<Type>) -> Option<Bound> {
         let (answer, answered) = oneshot::channel();
         self.lock().questions.push_back(Question { types, answer });

@@ -1,11 +1,11 @@
 //! The statements on their way on one connection, one behind the other, and the time that each may
 //! take.
 //!
-//! A statement's time begins when the one before it has answered. One that stands still (behind a
-//! lock, say) is noticed early, and does not hold up those behind it: reads, and statements that
-//! were not sent yet, go to another connection. Other statements stay, because they may run as soon
-//! as the first has ended. So the server is asked to end the first, which has no effect then and is
-//! run again by itself.
+//! A statement's time begins when the one before it has answered. One that is blocked (behind a
+//! lock, for example) is noticed early, and does not delay those behind it: reads, and statements
+//! that were not sent yet, are moved to another connection. Other statements stay, because they may
+//! run as soon as the first has ended. So the first is cancelled on the server, has no effect then,
+//! and is run again by itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use crate::router::{PipelinedConnection, Ran};
 /// A statement that has not answered this long after the one before it holds up those behind it.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
 
-/// How long a statement that was cancelled may go on before its connection is given up.
+/// How long a statement that was cancelled may take to end before its connection is given up.
 const CANCELLED_MAX: Duration = Duration::from_secs(2);
 
 pub(super) struct Pipeline<'c> {
@@ -34,7 +34,7 @@ pub(super) struct Pipeline<'c> {
     on_way: Vec<(usize, AbortHandle)>,
     wire: Arc<Mutex<Wire>>,
     state: State<'c>,
-    /// Something was sent here whose answer nobody waits for: nothing is sent behind it.
+    /// The answer to something sent here is not awaited by any call: nothing is sent behind it.
     left: bool,
     span: Span,
     statements: u64,
@@ -77,10 +77,10 @@ impl Wire {
 
 enum State<'c> {
     Flowing,
-    /// The first statement stands still. If others wait behind it that may not run twice, the
-    /// server was asked to end it.
+    /// The first statement is blocked. If others wait behind it that may not run twice, it was
+    /// cancelled.
     Stuck(Stuck<'c>),
-    /// The first statement reached its time limit, and the server was asked to end it.
+    /// The first statement reached its time limit, and was cancelled.
     Cancelled(#[expect(dead_code, reason = "held until the server has ended it")] Stuck<'c>),
 }
 
@@ -135,7 +135,7 @@ impl<'c> Pipeline<'c> {
                 Some(done) = self.running.next(), if reads => self.done(done),
                 () = outbox.room(), if !reads => lock(&self.wire).since = Instant::now(),
                 () = tokio::time::sleep_until(since + patience.unwrap_or_default()), if reads && patience.is_some() => {
-                    // Something may have been prepared meanwhile.
+                    // Something may have been prepared in the meantime.
                     let stands_still = lock(&self.wire).since == since;
                     if stands_still && !self.out_of_patience(since).await {
                         return;
@@ -256,8 +256,7 @@ impl<'c> Pipeline<'c> {
         self.crew.give_back(jobs.into_iter());
     }
 
-    /// The first statement reached its time limit. Asks the server to end it, and to go on with the
-    /// next.
+    /// The first statement reached its time limit. Cancels it, and continues with the next.
     async fn cancel(&mut self, stuck: Option<Stuck<'c>>) -> bool {
         let Some(first) = self.first() else {
             return true;

@@ -1,10 +1,10 @@
 //! Which shards should go where, so that each host has its share: a pure planner.
 //!
 //! [`plan`] takes a [`Problem`] (shards with a weight and a size, hosts with a share and limits,
-//! what is pinned, what is kept apart) and gives a [`Plan`]: the moves in order, each with a
+//! what is pinned, what is kept apart) and returns a [`Plan`]: the moves in order, each with a
 //! [`Reason`], and every host before and after. [`waves`] cuts it into waves: moves that can run at
-//! the same time. Nothing here measures, asks or moves anything: that is for `pgshard rebalance`
-//! and `pgshard drain`.
+//! the same time. Nothing here measures or moves anything: that is for `pgshard rebalance` and
+//! `pgshard drain`.
 //!
 //! # How it plans
 //!
@@ -18,9 +18,9 @@
 //! 4. What can go back home without making the fullest host fuller does. So no move of a plan can
 //!    be left out without a loss.
 //!
-//! To find the fewest bytes of all is a hard problem (bin packing); this is a local search, with
-//! the lower bound beside it. The tests hold it to half a percent of the bound for 329 shards of
-//! very uneven weights on 6 uneven hosts.
+//! To find the fewest bytes of all is a hard problem (bin packing); this is a local search,
+//! compared with the lower bound. The tests hold it to half a percent of the bound for 329 shards
+//! of very uneven weights on 6 uneven hosts.
 //!
 //! # Invariants
 //! A plan moves no shard twice, breaks no constraint at any point of its order that was not broken

@@ -3,7 +3,7 @@
 use super::load::{Load, Score};
 use super::outcome::Reason;
 
-/// A move with its reason as things stood before it.
+/// A move with its reason in the state before it.
 pub(super) struct Ordered {
     pub(super) shard: usize,
     pub(super) from: usize,

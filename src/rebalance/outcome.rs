@@ -139,6 +139,6 @@ pub struct Amount {
     pub weight: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// What part of the weight of all shards that is: beside [`HostLoad::share`].
+    /// Its part of the weight of all shards, to be compared with [`HostLoad::share`].
     pub part: f64,
 }

@@ -54,7 +54,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The threshold, unless somebody knows better. Below it moving costs more than it gains.
+    /// The default threshold. Below it moving costs more than it gains.
     pub const THRESHOLD: f64 = 0.02;
 }
 

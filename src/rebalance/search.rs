@@ -5,7 +5,7 @@ use super::load::Load;
 use super::problem::Constraint;
 
 /// How near to the bound is near enough: 0.002 is a fifth of a percent. Bytes that would be moved
-/// for less gain nothing that anybody could measure.
+/// for less gain nothing measurable.
 pub const PRECISION: f64 = 0.002;
 
 /// Rounds of taking back. Each can make room for another; more than a few never do.
@@ -31,7 +31,7 @@ pub(super) fn bound(load: &Load<'_>) -> f64 {
                 spread += shard.weight;
                 heaviest = heaviest.max(shard.weight);
             }
-            // What cannot leave a host that takes nothing is nobody's load.
+            // What cannot leave a host that takes nothing counts for no host.
             None if taken => fixed[at] += shard.weight,
             None => {}
         }
@@ -114,8 +114,8 @@ fn is_free(load: &Load<'_>, shard: usize) -> bool {
     load.problem.shards[shard].constraint == Constraint::Free
 }
 
-/// What a move costs in addition to what is planned: a shard that has left home goes on for
-/// nothing, and saves its bytes if it goes back home.
+/// What a move costs in addition to what is planned: a shard that has left home moves on at no
+/// cost, and saves its bytes if it goes back home.
 fn cost(load: &Load<'_>, shard: usize, host: usize) -> i64 {
     let bytes = i64::try_from(load.problem.shards[shard].bytes).unwrap_or(i64::MAX);
     match (load.at[shard] == load.home[shard], host == load.home[shard]) {

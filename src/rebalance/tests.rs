@@ -1,4 +1,4 @@
-//! What a plan promises, by property; and instances whose bound is known.
+//! The properties of a plan; and instances with a known bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 

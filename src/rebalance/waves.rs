@@ -51,7 +51,7 @@ impl Default for Pace {
 /// room for what comes before anything has left.
 ///
 /// A move runs earlier than in the plan only where it cannot be in another's way: its host has no
-/// limits, and its shard is in no apart-set. So the moves that are left can always go on.
+/// limits, and its shard is in no apart-set. So the remaining moves can always continue.
 ///
 /// # Errors
 /// As [`plan`](super::plan): the problem must be the one that was planned.

@@ -27,7 +27,7 @@ pub struct Diagnostic {
     pub column: usize,
     /// How many characters of the line are meant, at least 1.
     pub width: usize,
-    /// The line as it stands in the file; `None` where it could show a password.
+    /// The line in the file; `None` where it could show a password.
     pub source_line: Option<String>,
     /// The remedy.
     pub hint: Option<String>,
@@ -40,9 +40,9 @@ impl Diagnostic {
     /// How much of a clipped line is shown before the place that is meant.
     const EXCERPT_BEFORE: usize = 30;
 
-    /// The part of the line that is shown, and how many characters stand in it before the place.
+    /// The part of the line that is shown, and how many characters of it are before the place.
     fn excerpt(&self, line: &str) -> (String, usize) {
-        // A tab is shown as one space, so that the marks below stand under what they mean.
+        // A tab is shown as one space, so that the marks below are under the right characters.
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         let before = self.column - 1;
         if line.chars().count() <= Self::EXCERPT_MAX {

@@ -1,8 +1,8 @@
 //! The map in the `[map]` table of the config file.
 //!
 //! Invariant: the file is always whole, the old one or the new one, even when the power fails. A
-//! publication changes the values of `[map]` and no other byte, and never replaces what somebody
-//! else wrote meanwhile.
+//! publication changes the values of `[map]` and no other byte, and never overwrites a concurrent
+//! edit.
 
 use std::fs;
 use std::io;
@@ -33,8 +33,8 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// How often a watched file is looked at, unless said otherwise. Local file systems report
-    /// changes, so there this is only for reports that got lost.
+    /// How often a watched file is checked by default. Local file systems report changes, so there
+    /// this is only for reports that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
     /// A store in this file, for a cluster of this many shards. Nothing is read yet.
@@ -145,8 +145,8 @@ impl FileStore {
             .ok()
     }
 
-    /// Looks at the file whenever its folder changes, when a reader asks, and at every poll
-    /// interval, until nobody reads the maps any more.
+    /// Checks the file whenever its folder changes, when a reader requests it, and at every poll
+    /// interval, until the maps have no reader any more.
     async fn follow(self, sender: MapSender, mut seen: Option<Stamp>, mut folders: Folders) {
         loop {
             tokio::select! {
@@ -251,7 +251,7 @@ mod tests {
         let (folder, store) = Folder::with(TEXT);
         fs::set_permissions(store.path(), fs::Permissions::from_mode(0o640)).unwrap();
         let owner = fs::metadata(store.path()).unwrap();
-        // As root (in containers), the file of somebody else must stay theirs.
+        // As root (in containers), the file must keep its owner.
         let _ =
             std::os::unix::fs::chown(store.path(), Some(owner.uid() + 1), Some(owner.gid() + 1));
         let before = fs::metadata(store.path()).unwrap();
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(next(&mut watch).await.as_str(), "db2");
     }
 
-    /// Where the file system reports no changes, a reader can still ask, as on SIGHUP.
+    /// Where the file system reports no changes, a reader can still request a check, as on SIGHUP.
     #[tokio::test]
     async fn a_reader_can_ask() {
         let (folder, store) = Folder::with(TEXT);

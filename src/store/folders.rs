@@ -1,9 +1,8 @@
-//! Learns from the kernel when something changes beside a file. It watches the file's folder, and
+//! Receives the kernel's notifications of changes next to a file. It watches the file's folder, and
 //! the folders of what the file links to.
 //!
-//! It watches folders because nobody writes into the file itself: editors and publications put
-//! another in its place, and Kubernetes swaps the link `..data` that the file's own link goes
-//! through.
+//! It watches folders because the file itself is never written to: editors and publications replace
+//! it, and Kubernetes swaps the link `..data` that the file's own link uses.
 //!
 //! Invariant: an event only means "look". Where a file system has no events, or cannot be watched,
 //! the next look is late, and nothing worse happens.
@@ -67,7 +66,7 @@ impl Folders {
         }
     }
 
-    /// Waits for a change beside the file.
+    /// Waits for a change in the file's folders.
     ///
     /// # Cancel safety
     /// No change is lost: the next call returns at once.

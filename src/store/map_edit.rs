@@ -1,7 +1,7 @@
 //! A new map written into the text of a config.
 //!
 //! Invariant: the bytes of the values that differ are changed and no others, so that comments,
-//! formatting and line ends stay as somebody wrote them.
+//! formatting and line ends are kept.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use toml_edit::{Document, DocumentMut, Item};
 use super::map_text::quoted;
 use crate::map::{HostName, ShardMap};
 
-/// The text with `old`, the map that stands in it, replaced by `new`. A host without shards keeps
-/// its line, with an empty list. `None` when the text does not hold a map.
+/// The text with `old`, the map that it contains, replaced by `new`. A host without shards keeps
+/// its line, with an empty list. `None` when the text contains no map.
 pub(super) fn edit_map(text: &str, old: &ShardMap, new: &ShardMap) -> Option<String> {
     let document = Document::parse(text).ok()?;
     let map = document.get("map")?.as_table_like()?;

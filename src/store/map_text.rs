@@ -52,7 +52,7 @@ pub(super) fn parse_map(
     map.ok_or_else(|| findings.into_sorted())
 }
 
-/// Where a map can be kept, as `map.store` says it.
+/// Where a map can be stored, by `map.store`.
 const STORES: [&str; 2] = ["file", "postgres"];
 
 /// No map is published so often. After the last number that TOML and PostgreSQL know, a move could
@@ -89,7 +89,7 @@ pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTa
     }
 }
 
-/// One item of a host's list, and where it stands.
+/// One item of a host's list, and its place.
 struct Placed<'t> {
     host: &'t str,
     item: RangeItem,
@@ -253,7 +253,7 @@ fn report_overlaps(placed: &[Placed<'_>], shards: ShardCount, findings: &mut Fin
             }
         }
     }
-    // Beyond that nobody reads on.
+    // Beyond that no reader continues.
     for ((first, second), list) in twice.into_iter().take(100) {
         let (mut first, mut second) = (&placed[first], &placed[second]);
         if first.at.start > second.at.start {

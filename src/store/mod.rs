@@ -47,8 +47,8 @@ pub trait MapStore: fmt::Debug + Send + Sync {
     /// Reads only: may be dropped at any time.
     fn load(&self) -> BoxFuture<'_, Result<ShardMap, StoreError>>;
 
-    /// Replaces the map of version `expected` by `map`, whose version must be larger. Use
-    /// [`publish_merged`] to publish single placements while others do so too.
+    /// Replaces the map of version `expected` by `map`, which must have a larger version. Use
+    /// [`publish_merged`] to publish single placements while other processes do so too.
     ///
     /// # Errors
     /// [`PublishError::Conflict`] when the map kept is not of that version. After every error the
@@ -63,8 +63,8 @@ pub trait MapStore: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<(), PublishError>>;
 
     /// Follows the map: the current one, then every one that replaces it. A map that cannot be read
-    /// is left out, and the one before it stays; [`MapWatch::last_error`] says why. Must be called
-    /// inside a tokio runtime.
+    /// is skipped, and the one before it is kept; [`MapWatch::last_error`] has the reason. Must be
+    /// called inside a tokio runtime.
     ///
     /// # Errors
     /// When the map cannot be read now.
@@ -106,10 +106,10 @@ pub enum StoreError {
         path: PathBuf,
         /// How long we waited.
         waited: Duration,
-        /// The processes that hold the lock, each with its ID, where this machine can tell.
+        /// The processes that hold the lock, each with its ID, where this machine can find them.
         holders: Vec<String>,
     },
-    /// Somebody edited the file each time we were about to replace it.
+    /// The file was edited each time we were about to replace it.
     #[error("{} changes faster than it can be published; try again", path.display())]
     Unsteady {
         /// The file.
@@ -147,8 +147,8 @@ pub enum StoreError {
         to: String,
         /// The limit.
         limit: Duration,
-        /// The sessions that hold a lock it waits for, with their process IDs, where the server
-        /// could say.
+        /// The sessions that hold a lock it waits for, with their process IDs, if the server could
+        /// list them.
         holders: Vec<String>,
     },
     /// The map's database refuses.
@@ -158,7 +158,7 @@ pub enum StoreError {
         doing: &'static str,
         /// `user@address/database`.
         to: String,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         source: tokio_postgres::Error,
     },
     /// The tables of the map are not there.
@@ -212,8 +212,8 @@ impl StoreError {
     pub fn is_retryable(&self) -> bool {
         match self {
             StoreError::Locked { .. } | StoreError::Unsteady { .. } => true,
-            // With some settings of the server, one of two statements on the map's row is told to
-            // begin again.
+            // With some settings of the server, one of two statements on the map's row has to be
+            // repeated.
             StoreError::Sql { source, .. } => source
                 .code()
                 .is_some_and(|code| ["40001", "40P01"].contains(&code.code())),
@@ -243,7 +243,7 @@ impl StoreError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// Somebody else has published.
+    /// Another process has published.
     #[error("the map is at version {found}, not at {expected} any more: load it and merge again")]
     Conflict {
         /// The version that was to be replaced.
@@ -283,13 +283,13 @@ impl PublishError {
     }
 }
 
-/// How often [`publish_merged`] starts over. In every round somebody has published, so this many
+/// How often [`publish_merged`] starts over. In every round one process has published, so this many
 /// movers can publish at the same moment and each gets through.
 const MERGE_ATTEMPTS: u32 = 64;
 
-/// Publishes placements while others do so too: loads the map, takes in each placement whose epoch
-/// is larger than the map's, publishes the result, and starts over when somebody else was faster.
-/// Returns the map that then holds. Nothing is published when no placement is newer.
+/// Publishes placements while other processes do so too: loads the map, merges each placement with
+/// an epoch larger than the map's, publishes the result, and starts over when another process was
+/// faster. Returns the resulting map. Nothing is published when no placement is newer.
 ///
 /// # Errors
 /// The store's, and [`PublishError::Conflict`] when others were faster 64 times in a row.

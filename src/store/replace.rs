@@ -109,8 +109,8 @@ fn holders(metadata: &Metadata) -> Vec<String> {
     holders
 }
 
-/// Who has an inode locked by `flock`: `1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF`. A line
-/// with `->` waits. The device is not compared: with overlays it is not the one that the file says.
+/// The holder of a `flock` on an inode: `1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF`. A line
+/// with `->` waits. The device is not compared: with overlays it is not that of the file.
 fn locked_by(locks: &str, inode: u64) -> impl Iterator<Item = u32> {
     locks.lines().filter_map(move |line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -17,10 +17,10 @@ pub(crate) struct Section<'t> {
     at: Range<usize>,
 }
 
-/// A key of a section and what stands there.
+/// A key of a section and its value.
 #[derive(Clone)]
 pub(crate) struct Entry<'t> {
-    /// The name as messages say it: `map.version`.
+    /// The name in messages: `map.version`.
     path: String,
     key: &'t Spanned<DeString<'t>>,
     value: &'t Spanned<DeValue<'t>>,
@@ -36,7 +36,7 @@ impl<'t> Section<'t> {
         }
     }
 
-    /// Where the section stands.
+    /// The place of the section.
     pub(crate) fn at(&self) -> &Range<usize> {
         &self.at
     }
@@ -119,7 +119,7 @@ impl<'t> Entry<'t> {
         self.key.span()
     }
 
-    /// Where the value stands.
+    /// The place of the value.
     pub(crate) fn at(&self) -> Range<usize> {
         self.value.span()
     }
@@ -204,7 +204,7 @@ impl<'t> Entry<'t> {
         }
     }
 
-    /// What stands there, as people call it.
+    /// The kind of the value, for messages.
     fn type_name(&self, text: &str) -> &'static str {
         match (self.value.get_ref(), self.is_section(text)) {
             (DeValue::Table(_), false) => "inline table",
@@ -227,7 +227,7 @@ impl<'t> Entry<'t> {
         );
     }
 
-    /// Where the value's text stands, so that parts of it can be found.
+    /// The place of the value's text, so that parts of it can be found.
     pub(crate) fn text_place(&self, findings: &Findings<'_>) -> TextPlace {
         let whole = self.at();
         let start = self
@@ -251,7 +251,7 @@ impl<'t> Entry<'t> {
     }
 }
 
-/// Where the text of a string value stands.
+/// The place of the text of a string value.
 pub(crate) struct TextPlace {
     /// The first byte behind the quotes; `None` where escapes make the text another than the
     /// file's.
@@ -261,7 +261,7 @@ pub(crate) struct TextPlace {
 }
 
 impl TextPlace {
-    /// The bytes of a part of the text; the whole value where that cannot be said.
+    /// The bytes of a part of the text; the whole value where the part cannot be found.
     pub(crate) fn part(&self, part: &Range<usize>) -> Range<usize> {
         match self.start {
             Some(start) => start + part.start..(start + part.end).min(self.whole.end),

@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 use super::StoreError;
 use crate::map::ShardMap;
 
-/// The store's end: hands out maps and says why one was left out.
+/// The store's end: hands out maps and the reason when one was skipped.
 #[derive(Debug)]
 pub struct MapSender {
     maps: watch::Sender<Arc<ShardMap>>,
@@ -17,7 +17,7 @@ pub struct MapSender {
 
 /// A reader's end: the map as it is, and as it becomes.
 ///
-/// Holds one map, however many were published meanwhile: a slow reader sees the newest, not all.
+/// Holds one map, however many were published since: a slow reader sees the newest, not all.
 #[derive(Clone, Debug)]
 pub struct MapWatch {
     maps: watch::Receiver<Arc<ShardMap>>,
@@ -25,8 +25,8 @@ pub struct MapWatch {
     refresh: Refresh,
 }
 
-/// Asks the store behind a [`MapWatch`] to look now. Keeps nothing alive: the store stops when its
-/// readers are gone.
+/// Makes the store behind a [`MapWatch`] check for a new map now. Keeps nothing alive: the store
+/// stops when its readers are gone.
 #[derive(Clone, Debug)]
 pub struct Refresh(Arc<Notify>);
 
@@ -75,7 +75,7 @@ impl MapSender {
         });
     }
 
-    /// Says that a map could not be read; the last one stays.
+    /// Reports that a map could not be read; the last one is kept.
     pub fn failed(&self, error: StoreError) {
         self.error.send_replace(Some(Arc::new(error)));
     }
@@ -138,7 +138,7 @@ impl MapWatch {
         self.error.borrow().clone()
     }
 
-    /// What makes the store look at once: after SIGHUP, say.
+    /// Makes the store check at once: after SIGHUP, for example.
     pub fn refresh(&self) -> Refresh {
         self.refresh.clone()
     }

@@ -19,12 +19,12 @@ pub enum Overwrite {
     Refused,
 }
 
-/// Writes a file: a new one beside it takes its name when all of it is on the disk. A device or a
+/// Writes a file: a new one next to it takes its name when all of it is on the disk. A device or a
 /// pipe is written into. Blocks.
 ///
 /// # Errors
-/// `AlreadyExists` where the file, or a symbolic link of its name, is there and may not be
-/// overwritten. Else what the file system says; a file that is read-only to this process is not
+/// `AlreadyExists` where the file, or a symbolic link of its name, exists and may not be
+/// overwritten. Otherwise the file system's error; a file that is read-only to this process is not
 /// replaced either.
 pub fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
     let old = match (path.symlink_metadata(), overwrite) {
@@ -39,7 +39,7 @@ pub fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
             .open(path)?
             .write_all(text.as_bytes()),
         Some(old) => {
-            // Whoever has made a file read-only does not want another in its place.
+            // A file that was made read-only is not to be replaced.
             OpenOptions::new().write(true).open(path)?;
             let target = fs::canonicalize(path)?;
             let new = beside(&target, text)?;
@@ -55,7 +55,7 @@ pub fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
     }
 }
 
-/// A new file with this text in the folder of another, which nobody else may read yet. It is
+/// A new file with this text in the folder of another, which no other user may read yet. It is
 /// removed when it is dropped.
 pub(super) fn beside(path: &Path, text: &str) -> io::Result<NamedTempFile> {
     beside_with(path, text, 0o600)
@@ -85,8 +85,7 @@ fn put<E: Into<io::Error>>(
 ) -> io::Result<()> {
     new.as_file().sync_all()?;
     name(new).map_err(Into::into)?;
-    // Without this a power failure could bring the old file back, after we said that the new one is
-    // there.
+    // Without this a power failure could bring the old file back, after the new one was reported.
     File::open(folder(path))?.sync_all()
 }
 
@@ -96,7 +95,7 @@ fn folder(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Only root may give a file away; anybody may give it to a group of their own. Where it cannot
+/// Only root may give a file away; every user may give it to a group of their own. Where it cannot
 /// keep its group, another must not read what that one could.
 pub(super) fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
     let ours = new.metadata()?;

@@ -1,5 +1,5 @@
-//! A watch on the database. It hears of a new map by LISTEN, also asks now and then, and keeps the
-//! last map while the database is away.
+//! A watch on the database. It is notified of a new map by LISTEN, also polls, and keeps the last
+//! map while the database is unreachable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::store::{Follow, PostgresStore};
 use crate::map::ShardMap;
 use crate::store::{MapSender, MapWatch, StoreError};
 
-/// How soon a database that went away is asked again the first time; twice as long each time after,
-/// up to the poll interval.
+/// The first pause before a database that became unreachable is tried again; twice as long each
+/// time after, up to the poll interval.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 
 /// So many notifications in a row may bring nothing: a map that was read just before its own comes
@@ -28,9 +28,8 @@ const NOTICE_MAX: Duration = Duration::from_secs(5);
 /// A fleet hears of a new map at the same moment. Its looks are spread over this long.
 const NEWS_SPREAD: Duration = Duration::from_millis(50);
 
-/// A database that is started anew ends the connections of a whole fleet at the same moment. The
-/// new ones are spread over this long: each costs the database a process and a proof of the
-/// password.
+/// A database that is restarted ends the connections of a whole fleet at the same moment. The new
+/// ones are spread over this long: each costs the database a process and a proof of the password.
 const RETURN_SPREAD: Duration = Duration::from_secs(1);
 
 /// What a watch remembers between two looks.
@@ -106,7 +105,7 @@ impl Follower {
                             sender.send(map);
                             self.store.keep_copy(&sender.current()).await;
                         }
-                        // Clears the error; nobody is told of the same map twice.
+                        // Clears the error; the same map is not reported twice.
                         None => sender.send(sender.current().as_ref().clone()),
                     }
                 }
@@ -143,8 +142,8 @@ impl Follower {
         .await;
     }
 
-    /// Whoever may connect may notify, as often as he likes. Nobody's look is put off for longer
-    /// than the poll interval by that, and what is published comes by that interval, or by a router
+    /// Every role that may connect may notify, as often as it likes. That delays no check for
+    /// longer than the poll interval, and a new map arrives by that interval, or through a router
     /// that meets a signpost.
     fn judge(&mut self, heard: bool, brought: bool) {
         match (heard, brought) {
@@ -180,8 +179,7 @@ impl Follower {
         }))
     }
 
-    /// How long until the next look that nobody asks for, give or take a quarter, so that a fleet
-    /// does not look in step.
+    /// How long until the next poll, give or take a quarter, so that a fleet does not poll in step.
     fn wait(&self) -> Duration {
         let interval = self.store.poll_interval;
         let wait = match self.failures {

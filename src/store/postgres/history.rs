@@ -13,7 +13,7 @@ impl PostgresStore {
     /// The newest publications, at most `count`, the newest first.
     ///
     /// # Errors
-    /// When the database cannot be asked, or holds what is no map.
+    /// When the database is unreachable, or contains something that is not a map.
     ///
     /// # Cancel safety
     /// Reads only: may be dropped at any time.
@@ -28,7 +28,7 @@ impl PostgresStore {
     /// when there is none.
     ///
     /// # Errors
-    /// When the database cannot be asked.
+    /// When the database is unreachable.
     ///
     /// # Cancel safety
     /// Reads only: may be dropped at any time.
@@ -42,7 +42,7 @@ impl PostgresStore {
     /// The map that had this version; `None` when the history does not have it (any more).
     ///
     /// # Errors
-    /// When the database cannot be asked, or holds what is no map.
+    /// When the database is unreachable, or contains something that is not a map.
     ///
     /// # Cancel safety
     /// Reads only: may be dropped at any time.

@@ -41,10 +41,10 @@ const SEARCH_PATH: &str = include_str!("../../../migrations/store/0002_search_pa
 /// The `pgshard_map.format` that these statements are written for.
 const FORMAT: i32 = 1;
 
-/// How long one statement may take. They touch one row, or read as many as asked for.
+/// How long one statement may take. They touch one row, or read as many as requested.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How long to ask who is in the way of a statement that took too long.
+/// How long the query may take that finds what blocks a statement.
 const HOLDERS_LIMIT: Duration = Duration::from_secs(3);
 
 /// Who holds a lock for which a statement about the map waits.
@@ -105,7 +105,7 @@ impl Session {
         self.connection.is_closed()
     }
 
-    /// Asks for notifications from now on.
+    /// Subscribes to notifications from now on.
     pub(super) async fn listen(&self) -> Result<(), StoreError> {
         self.within(
             "listen for new maps",
@@ -262,8 +262,8 @@ impl Session {
         ))
     }
 
-    /// Brings tables of an earlier pgshard up to date. It is done with the next publication where
-    /// it fails now, as beside another one.
+    /// Upgrades tables of an earlier pgshard. If it fails now, as at the same time as another one,
+    /// it is done with the next publication.
     async fn pin(&self) {
         let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p
             JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
@@ -342,7 +342,7 @@ impl Session {
         })
     }
 
-    /// The map of a row whose first columns are its version, its shards and its placement.
+    /// The map of a row with its version, its shards and its placement as the first columns.
     fn map_of(&self, wanted: ShardCount, row: &Row) -> Result<ShardMap, StoreError> {
         let (version, shards): (i64, i32) = (self.column(row, 0)?, self.column(row, 1)?);
         let placement: &str = self.column(row, 2)?;
@@ -425,8 +425,8 @@ impl Session {
         }
     }
 
-    /// The sessions for which one of ours waits, asked over another connection. `None` where the
-    /// server does not say.
+    /// The sessions that one of ours waits for, read over another connection. `None` if the server
+    /// does not show them.
     async fn holders(&self) -> Option<Vec<String>> {
         let connection = self.connect.connect(APPLICATION_NAME).await.ok()?;
         let rows = connection.query_typed(HOLDERS, &[]).await.ok()?;

@@ -14,7 +14,7 @@ use crate::store::{MapStore, PublishError, StoreError};
 /// How a watch learns that the map has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Follow {
-    /// By LISTEN on a connection of its own, which is also asked at every poll interval.
+    /// By LISTEN on a connection of its own, which also polls.
     #[default]
     Listening,
     /// By asking at every poll interval only, over a connection that is opened for it. For servers
@@ -56,8 +56,8 @@ pub enum Installed {
 }
 
 impl PostgresStore {
-    /// How often a watch asks the database, unless said otherwise. Notifications come at once; this
-    /// is for those that got lost.
+    /// How often a watch polls the database by default. Notifications arrive at once; this is for
+    /// those that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
     /// A store in this database, for a cluster of this many shards. Nothing is connected yet.
@@ -83,7 +83,7 @@ impl PostgresStore {
         }
     }
 
-    /// The same store that asks this often, give or take a quarter; at most once a millisecond.
+    /// The same store with this poll interval, give or take a quarter; at most once a millisecond.
     #[must_use]
     pub fn with_poll_interval(self, interval: Duration) -> PostgresStore {
         PostgresStore {
@@ -121,8 +121,8 @@ impl PostgresStore {
     /// at the same time wait for each other.
     ///
     /// # Errors
-    /// When the database cannot be asked, or the role may not create schemas there, or the map kept
-    /// is of another cluster.
+    /// When the database is unreachable, or the role may not create schemas there, or the stored
+    /// map is of another cluster.
     ///
     /// # Cancel safety
     /// All or nothing.
@@ -140,8 +140,8 @@ impl PostgresStore {
     /// read.
     ///
     /// # Errors
-    /// When the database cannot be asked, when its tables are of another format, and
-    /// [`PublishError::Conflict`] when somebody has published meanwhile.
+    /// When the database is unreachable, when its tables are of another format, and
+    /// [`PublishError::Conflict`] when another process has published in between.
     ///
     /// # Cancel safety
     /// When dropped, the map may be published or not; nothing between.
@@ -169,7 +169,7 @@ impl PostgresStore {
         }
     }
 
-    /// The map as it is kept now; while the database cannot be asked, the copy on disk.
+    /// The map as it is stored now; while the database is unreachable, the copy on disk.
     ///
     /// # Errors
     /// As [`MapStore::load`], when there is no copy.
@@ -190,7 +190,7 @@ impl PostgresStore {
         }
     }
 
-    /// The copy on disk, if this error is one for which it may stand in.
+    /// The copy on disk, if this error is one for which it may be used.
     pub(super) async fn copied(&self, error: &StoreError) -> Option<ShardMap> {
         let copy = self.copy.as_ref().filter(|_| error.is_unreachable())?;
         let path = copy.path().display();
@@ -214,7 +214,7 @@ impl PostgresStore {
         }
     }
 
-    /// Keeps a copy of what the database said.
+    /// Writes the database's map to the copy.
     pub(super) async fn keep_copy(&self, map: &Arc<ShardMap>) {
         let Some(copy) = &self.copy else { return };
         if let Err(error) = copy.write(map, &self.connect).await {
