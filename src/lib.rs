@@ -13,8 +13,8 @@
 //! - An **ID** ([`id::Id`]) is 64 bits: 41 of milliseconds, 13 of shard, 10 of sequence.
 //! - The **map** ([`map::ShardMap`]) assigns each shard to a host. It has a version; each shard in
 //!   it has an epoch, which grows with every move.
-//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** closes a shard
-//!   at the source and leaves a **signpost** there: a schema of the same name in which every
+//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** closes a
+//!   shard at the source and leaves a **signpost** there: a schema of the same name in which every
 //!   statement fails with an error that names the new host.
 //!
 //! `docs/glossary.md` defines the other terms.
@@ -54,9 +54,9 @@
 //! # Guarantees
 //!
 //! 1. A key's shard never changes, nor the layout of an ID.
-//! 2. At most one host serves a shard; while a move hands it over, none. The databases enforce this,
-//!    not the map: a router with an old map gets the signpost's error, and continues at the right
-//!    host.
+//! 2. At most one host serves a shard; while a move hands it over, none. The databases enforce
+//!    this, not the map: a router with an old map gets the signpost's error, and continues at the
+//!    right host.
 //! 3. Every write that was acknowledged is on the host that serves the shard.
 //! 4. A move that dies is undone until the source has decided, and can only be finished after that.
 //!    No shard stays closed for longer than a fence's deadline (ten seconds) because of a dead
@@ -71,8 +71,8 @@
 //!
 //! # What it does not do
 //!
-//! - There are no transactions over several shards, no joins across them, and no foreign keys between
-//!   them.
+//! - There are no transactions over several shards, no joins across them, and no foreign keys
+//!   between them.
 //! - It is a library, not a proxy: it does not parse SQL, and each statement names its shard.
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.

@@ -1,4 +1,5 @@
-//! Builds keys and indexes of tables whose rows are all there, while others are still copied.
+//! Builds keys and indexes of tables that are completely copied, while others are still being
+//! copied.
 //!
 //! Before: every chunk of a table is at the target, and the table has no index. After: it has all
 //! indexes that are built before changes are applied, and statistics. If the mover dies in between,
@@ -40,8 +41,8 @@ pub(crate) async fn built(
 ///
 /// `application_name` is the session's name while it builds, so that a takeover can end it.
 ///
-/// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else uses, until the end; those of
-/// [`prove_lease`] only at the very end, so that a takeover never waits for an index.
+/// Locks: on the target ACCESS EXCLUSIVE on tables that no other session uses, until the end; those
+/// of [`prove_lease`] only at the very end, so that a takeover never waits for an index.
 ///
 /// # Cancel safety
 /// If dropped or failed, the session is in a transaction and must be closed.
@@ -64,8 +65,8 @@ pub(crate) async fn build(
         .map(|table| format!("{}.{}", quote_ident(schema), quote_ident(table)))
         .collect();
     // Rows and indexes may commit asynchronously: if the target's machine goes down, both are lost
-    // together. The tables are locked before the indexes are looked up: a transaction whose
-    // connection was lost may still be committing.
+    // together. The tables are locked before the indexes are looked up: a transaction from a lost
+    // connection may still be committing.
     let sql = format!(
         "BEGIN; {named}; SET LOCAL synchronous_commit = off; LOCK TABLE {} IN ACCESS EXCLUSIVE \
             MODE",

@@ -26,14 +26,14 @@ pub(crate) struct Copied {
     pub(crate) bytes: u64,
 }
 
-/// Copies chunks of one shard. `None` if another worker or mover has copied them meanwhile.
+/// Copies chunks of one shard. `None` if another worker or mover has copied them in the meantime.
 ///
 /// `application_name` is the name of both sessions while they copy, so that a takeover can end
 /// them.
 ///
 /// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's,
-/// which nobody else uses, until the end. The chunks' rows and those of [`prove_lease`] are locked
-/// only at the very end, so that a takeover never waits for a copy.
+/// which no other session uses, until the end. The chunks' rows and those of [`prove_lease`] are
+/// locked only at the very end, so that a takeover never waits for a copy.
 ///
 /// # Cancel safety
 /// If dropped or failed, both sessions are in transactions and must be closed.

@@ -1,4 +1,4 @@
-//! The chunks of a table, and the rule that tells which changes are already in them.
+//! The chunks of a table, and the rule that decides which changes are already in them.
 
 use std::collections::{BTreeMap, HashMap};
 

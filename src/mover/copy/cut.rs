@@ -39,7 +39,7 @@ pub(crate) struct Chunk {
 /// Cuts those tables of a shard that are not cut yet.
 ///
 /// Locks: ACCESS SHARE on each table of the source while a part of it is read; at the target, rows
-/// of pgshard.chunk that nobody else uses, and those of [`prove_lease`].
+/// of pgshard.chunk that no other session uses, and those of [`prove_lease`].
 ///
 /// # Cancel safety
 /// All the shard's bounds are written in one transaction. If dropped, the target session must be
@@ -146,7 +146,7 @@ pub(crate) async fn chunks(
     rows.iter().map(chunk).collect()
 }
 
-/// The size of tables on disk, with everything that is stored beside them, by OID.
+/// The size of tables on disk, with everything that belongs to them, by OID.
 ///
 /// Locks: ACCESS SHARE on the tables, for one statement.
 pub(crate) async fn sizes(

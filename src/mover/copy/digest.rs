@@ -11,7 +11,7 @@ use crate::mover::protocol::error::Error;
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hashing {
-    /// By the values' binary forms, and by the texts of values whose types have none or are not
+    /// By the values' binary forms, and by the texts of values of types that have none or are not
     /// PostgreSQL's own. Available since version 14; takes half the time of texts, or less.
     Binary,
     /// By the texts of all values.

@@ -1,8 +1,7 @@
 //! Whether a shard of the source is still what its target was built from.
 //!
-//! Invariant: a shard that is said to be the same has the same definition, and nothing but INSERT,
-//! UPDATE, DELETE and TRUNCATE has changed its rows since: the stream carries those, and nothing
-//! else.
+//! Invariant: a shard that counts as the same has the same definition, and only INSERT, UPDATE,
+//! DELETE and TRUNCATE have changed its rows since: the stream carries those, and nothing else.
 
 use tokio_postgres::types::Type;
 
@@ -23,8 +22,8 @@ pub(crate) struct Original {
     fingerprint: Fingerprint,
 }
 
-/// A look at a schema before its definition is read: what is altered meanwhile makes a later one
-/// differ.
+/// A stamp of a schema from before its definition is read: alterations during the reading make a
+/// later one differ.
 pub(crate) struct Glance {
     stamp: Stamp,
     layout: String,
@@ -163,9 +162,9 @@ const HAVING_ROWS: &str = "(SELECT objid AS oid FROM pg_depend
     JOIN pg_class c ON c.oid = m.oid AND c.relkind IN ('r', 'p', 'c')";
 
 /// Whether the layout of a table was written since its rows were read, in one of these snapshots:
-/// table and snapshot. For whoever was not there: a mover knows the layout of before its copy. (A
-/// column that a subtransaction wrote may be passed over. The comparison of the rows, which comes
-/// after this, finds what it did.)
+/// table and snapshot. It is for a process that was not there: a mover knows the layout from before
+/// its copy. (A column that a subtransaction wrote may be missed. The comparison of the rows, which
+/// comes after this, finds the effect.)
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 pub(crate) async fn is_rewritten(

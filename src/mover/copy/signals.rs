@@ -16,7 +16,7 @@ pub(crate) async fn altered(found: &watch::Receiver<Altered>, shard: ShardId) ->
     let what = found.wait_for(|altered| altered.contains_key(&shard)).await;
     match what.map(|altered| altered.get(&shard).cloned().unwrap_or_default()) {
         Ok(what) => Error::Altered { shard, what },
-        // Nobody watches the shards any more.
+        // The shards are not watched any more.
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,9 +1,9 @@
 //! Compares chunks, in effect row by row, at a common point that the caller arranges: two sessions
-//! whose snapshots show the same state of the shard.
+//! with snapshots that show the same state of the shard.
 //!
 //! For each chunk, each side computes a number of rows and one digest. Where they differ, the chunk
-//! is cut into blocks by a hash of the key, and the blocks that differ into rows, so that an
-//! operator is told the keys.
+//! is cut into blocks by a hash of the key, and the blocks that differ into rows, so that the keys
+//! can be reported.
 //!
 //! Invariant: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would
 //! empty them for old snapshots too.
@@ -37,8 +37,8 @@ const READ_MAX: i64 = 100_000;
 /// into large parts.
 const WORTH_WORKERS: u64 = 16 * CHUNK_BYTES;
 
-/// SQL that says, to the end of a transaction, whether a chunk of this size may be read by several
-/// processes of its server at the same time. Several chunks are compared beside each other anyway,
+/// SQL that sets, to the end of a transaction, whether a chunk of this size may be read by several
+/// processes of its server at the same time. Several chunks are compared at the same time anyway,
 /// so that starting processes for each only costs time. For a large one the server's own setting
 /// counts.
 pub(crate) fn set_workers(bytes: u64) -> &'static str {
@@ -322,7 +322,7 @@ pub(crate) async fn narrow(
         .collect())
 }
 
-/// The keys whose values differ between the two, in order.
+/// The keys with values that differ between the two, in order.
 fn differing<'m, K: Ord, V: PartialEq>(
     ours: &'m BTreeMap<K, V>,
     theirs: &'m BTreeMap<K, V>,

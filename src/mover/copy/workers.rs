@@ -131,7 +131,7 @@ struct All {
     desk: Mutex<Desk>,
     /// Notifies that there may be more tasks, or that there will be none.
     changed: Notify,
-    /// What the target's server says if it has no disk space left: then all workers end, because
+    /// The error of the target's server if it has no disk space left: then all workers end, because
     /// each would only take what others there need.
     full: watch::Sender<Option<String>>,
 }
@@ -172,7 +172,7 @@ struct Progress {
 enum Task {
     Cut(usize),
     Copy(usize, Vec<Chunk>),
-    /// Keys and indexes of these tables, whose rows are there.
+    /// Keys and indexes of these tables, which are completely copied.
     Build(usize, Vec<String>),
 }
 
@@ -307,7 +307,8 @@ impl All {
                         self.how.options.at("after a chunk")?;
                         self.note(at, chunks, &copied);
                     }
-                    // Somebody has copied one of the chunks, so each is tried by itself.
+                    // One of the chunks was copied by another worker or mover, so each is tried by
+                    // itself.
                     None if chunks.len() > 1 => {
                         let single = chunks
                             .iter()
@@ -454,7 +455,7 @@ impl All {
 async fn worker(all: Arc<All>) {
     let mut stop = all.how.stop.clone();
     let stopped = async {
-        // An error means that nobody can ask for a stop any more.
+        // An error means that a stop cannot be requested any more.
         if stop.wait_for(|stop| *stop).await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -3,8 +3,8 @@
 //! that do.
 //!
 //! Invariant: the query finds its rows by OID, through indexes only, so that it takes milliseconds
-//! on a host with thousands of shards (the fence waits for it). It asks by the schema's OID,
-//! because the schema may have the name of an old copy by then.
+//! on a host with thousands of shards (the fence waits for it). It uses the schema's OID, because
+//! the schema may have the name of an old copy by then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,8 +29,8 @@ pub(crate) enum CrossingKind {
     /// A default outside that uses the shard's sequence or function, or the other way around with a
     /// sequence.
     Default,
-    /// A function outside whose body is bound to the shard's objects (`BEGIN ATOMIC`), or that has
-    /// its types as arguments.
+    /// A function outside with a body that is bound to the shard's objects (`BEGIN ATOMIC`), or
+    /// that has its types as arguments.
     Function,
     /// A trigger outside that calls the shard's function.
     Trigger,
@@ -86,7 +86,7 @@ pub enum Error {
     /// There is no such schema.
     #[error("{namespace} does not exist on this host")]
     NoSchema {
-        /// The schema that was asked for.
+        /// The requested schema.
         namespace: Namespace,
     },
     /// The server refused or the connection broke.
@@ -94,7 +94,7 @@ pub enum Error {
     Postgres {
         /// The schema.
         namespace: Namespace,
-        /// What the driver says.
+        /// The error of the driver.
         source: tokio_postgres::Error,
     },
 }
@@ -119,9 +119,9 @@ const SQL: &str = concat!(objects_sql!(), include_str!("sql/border.sql"));
 /// empty if the schema is closed.
 ///
 /// It is no crossing when the shard's objects use functions, types, tables and views of shared
-/// schemas: those are not the shard's and stay. A sequence of a shared schema is a crossing: its
-/// values differ from host to host. `prefix` tells the schemas of other shards, under any name that
-/// a move gives them.
+/// schemas: those are not the shard's and are not moved. A sequence of a shared schema is a
+/// crossing: its values differ from host to host. `prefix` identifies the schemas of other shards,
+/// under any name that a move gives them.
 ///
 /// # Errors
 /// When there is no such schema or the server refuses.

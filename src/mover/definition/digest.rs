@@ -1,14 +1,14 @@
-//! Tells whether a schema's definition or border, or a publication, was changed since they were
+//! Detects whether a schema's definition or border, or a publication, was changed since they were
 //! last examined. It is for the time behind the fence, when there is no time to examine them again.
 //! To examine border and stamp, the server must find out first what belongs to the schema, which is
 //! most of the cost, and it must plan all of that again after a swap. The digest knows what belongs
 //! to the schema already.
 //!
 //! Invariant: equal digests mean that nothing was changed. A new object depends on a known one, so
-//! a row of `pg_depend` appears; the same is true of whatever crosses the border. Whoever adds or
-//! changes a row of a catalog writes it with an `xmin` that no row had before; whoever removes one
-//! leaves fewer. So the number of rows for each `xmin` shows every change. Unequal digests prove
-//! nothing: the full examination decides.
+//! a row of `pg_depend` appears; the same is true of whatever crosses the border. A transaction
+//! that adds or changes a row of a catalog writes it with an `xmin` that no row had before; one
+//! that removes a row leaves fewer. So the number of rows for each `xmin` shows every change.
+//! Unequal digests prove nothing: the full examination decides.
 
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 //! move: those that the move has still to make after the open, and those that a server has half
 //! done.
 //!
-//! Invariant: only a difference that is about to go away, or that the plan has told of, is ignored.
-//! What else a shard has lost is reported.
+//! Invariant: only a difference that is about to go away, or that the plan has reported, is
+//! ignored. What else a shard has lost is reported.
 
 use std::collections::BTreeSet;
 
@@ -104,7 +104,7 @@ fn plain_names(facts: &Facts, objects: impl Iterator<Item = Address>) -> Vec<Str
 }
 
 /// Whether the difference is in the name of a NOT NULL that the older of both versions does not
-/// keep. The plan said so.
+/// keep. The plan has reported that.
 fn is_not_kept(one: &Difference, version: u32) -> bool {
     let since = if one.object.starts_with("type ") {
         170_000

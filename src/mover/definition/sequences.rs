@@ -12,22 +12,22 @@ use crate::schema::catalog::Namespace;
 pub(crate) struct SequenceValue {
     /// The sequence's name, not quoted.
     pub(crate) name: String,
-    /// The last value handed out to a session (whose cache may still hold some of them), or the
-    /// first to come.
+    /// The last value handed out to a session (which may still hold some of them in its cache), or
+    /// the first one.
     pub(crate) last_value: i64,
     /// Whether `last_value` was handed out; otherwise it is the next.
     pub(crate) is_called: bool,
 }
 
-/// The values of all sequences of a schema, identity and serial ones too, sorted by name. The fence
-/// renames the schema: ask by OID.
+/// The values of all sequences of a schema, identity and serial ones too, sorted by name. The
+/// schema is given by its OID, since the fence renames it.
 ///
 /// # Errors
 /// When the server refuses, as for a sequence without SELECT.
 ///
 /// # Cancel safety
-/// Only reads. The values are not of one snapshot: they may grow meanwhile unless writers are
-/// fenced.
+/// Only reads. The values are not of one snapshot: they may grow during the reading unless writers
+/// are fenced.
 pub(crate) async fn sequence_values<C: GenericClient + Sync>(
     client: &C,
     schema: &Namespace,
@@ -131,9 +131,9 @@ const PART: i128 = 100;
 const FEW: i128 = 10_000;
 
 /// How far the clock of a shard's IDs is set ahead, in its units of 1/1024 ms: a fifth of a second,
-/// in which the fence mostly comes; if not, it is [set anew](Presets::anew). The first IDs at the
+/// in which the fence mostly comes; if not, it is [set again](Presets::anew). The first IDs at the
 /// target may be from that far in the future, as after a burst. If a standby is promoted there
-/// before their time, the IDs of rows that it lacks may come again: so no further.
+/// before their time, the IDs of rows that it lacks may be given again: so no further.
 const CLOCK_AHEAD: i64 = 1024 * 200;
 
 /// The sequence of a shard's ID clock that is set ahead.
@@ -540,7 +540,7 @@ mod tests {
             anew(down, value("s", -10_011, true)),
             [value("s", -20_011, true)]
         );
-        // Somebody set the sequence back, or restarted it.
+        // The sequence was set back or restarted.
         assert_eq!(
             anew(up.clone(), value("s", 9, true)),
             [value("s", 10_009, true)]

@@ -1,5 +1,5 @@
-//! Functions whose bodies are bound to tables. A call of one by a cached plan looks no name up: it
-//! would write to the old copy, past the fence. `pgshard.build_signpost` refuses them, too, but
+//! Functions with bodies that are bound to tables. A call of one by a cached plan looks no name up:
+//! it would write to the old copy, past the fence. `pgshard.build_signpost` refuses them, too, but
 //! only while a move is prepared.
 
 use crate::mover::control::row::AnsweredRow;

@@ -232,11 +232,11 @@ impl Default for ShardFacts {
     }
 }
 
-/// How old a prepared transaction is that nobody is about to end, in seconds: as long as the
-/// creation of a slot waits.
+/// The age of a prepared transaction that is not about to end, in seconds: as long as the creation
+/// of a slot waits.
 const OLD_S: u32 = 60;
 
-/// What a host says of itself, in the order in which [`of_host`] takes it.
+/// The state of a host, in the order in which [`of_host`] reads it.
 fn question() -> String {
     format!(
         "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
@@ -505,9 +505,9 @@ pub(crate) async fn given_away(
     Ok(given)
 }
 
-/// Whether somebody might make the barrier wait, for a schema given by its OID. If not, nobody
-/// does. It is a question for the time behind the fence: [`locks`] has to be planned anew after a
-/// swap, with four views, which takes longer than to run it. Like that one, it passes readers over;
+/// Whether any session might make the barrier wait, for a schema given by its OID. If not, none
+/// does. It is a query for the time behind the fence: [`locks`] has to be planned again after a
+/// swap, with four views, which takes longer than to run it. Like that one, it skips readers;
 /// unlike it, it also counts VACUUM and ANALYZE, and relations of other databases that have the
 /// same OIDs.
 ///
@@ -587,7 +587,7 @@ pub(crate) async fn locked(
     let blockers = async {
         let schema = schema_oid(source, &prefix.schema(shard)).await.ok()??;
         let locks = locks(source, schema).await.ok()?;
-        // Who reads waits for nobody else, or for somebody who waits for one of these.
+        // A reader waits for no other session, or for one that waits for one of these.
         let exclusive: Vec<&Lock> = locks
             .iter()
             .filter(|lock| lock.mode.contains("AccessExclusiveLock"))
@@ -635,7 +635,7 @@ pub(crate) struct Servers {
     target: String,
 }
 
-/// Asks both hosts which servers they are.
+/// Reads the identities of both hosts' servers.
 ///
 /// Locks: none.
 pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Servers, Error> {
@@ -702,7 +702,7 @@ pub(crate) async fn of_shard(
     facts.incoming = incoming.map(|id| MoveId::from(id).to_string());
     if facts.incoming.is_none() {
         // A signpost in the shard's place is renamed away at open. A schema of that name without
-        // our row is somebody else's.
+        // our row is not ours.
         let mut wanted = vec![names.incoming()];
         if facts.target_row.is_none() {
             wanted.push(schema.to_owned());
@@ -884,7 +884,7 @@ pub(crate) fn of_schema<'a>(
             session.batch(what, "ROLLBACK").await?;
             match read {
                 // What PostgreSQL deparses has the present names, and the rest has those of the
-                // snapshot. So somebody renamed the schema in between, as a fence does.
+                // snapshot. So the schema was renamed in between, as a fence does.
                 Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => {
                     tokio::time::sleep(BETWEEN_READS).await
                 }
@@ -899,7 +899,8 @@ pub(crate) fn of_schema<'a>(
     })
 }
 
-/// How often a schema is read again because somebody renamed it meanwhile, and the time between.
+/// How often a schema is read again because it was renamed during the reading, and the time
+/// between.
 const READS_MAX: u32 = 3;
 const BETWEEN_READS: Duration = Duration::from_millis(50);
 

@@ -58,7 +58,7 @@ pub(crate) struct Judgement {
 pub(crate) type Keys = BTreeMap<u32, String>;
 
 /// Judges the tables. Once a table is published, its UPDATE and DELETE fail at the source unless
-/// the stream can identify their rows: so this must be asked before anything is published.
+/// the stream can identify their rows: so this must be checked before anything is published.
 pub(crate) fn judge(shapes: &[TableShape], keys: &Keys, policy: IdentityPolicy) -> Judgement {
     let mut judgement = Judgement::default();
     for shape in shapes {

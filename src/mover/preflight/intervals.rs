@@ -45,7 +45,7 @@ pub(crate) async fn lost(
     // By their texts: no version reads that of the smallest interval. An array's has those of its
     // members in it.
     let list = values.map(|value| format!("'%{value}%'")).join(", ");
-    // What somebody else owns is refused for that.
+    // What another role owns is refused for that.
     let own = |relation: &&Relation| {
         relation.kind == RelationKind::Table && relation.owner == facts.reader
     };

@@ -3,15 +3,15 @@
 
 use uuid::Uuid;
 
-/// The types of first key columns whose order is known here. A table whose key has another type is
-/// one chunk.
+/// The types of first key columns with an order that is known here. A table with a key of another
+/// type is one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     /// smallint, integer, bigint.
     Integer,
     /// uuid.
     Uuid,
-    /// text, varchar and char under the collation "C", in a database whose encoding is UTF-8: the
+    /// text, varchar and char under the collation "C", in a database with the encoding UTF-8: the
     /// order of the bytes.
     Text {
         /// char pads with spaces that do not count.

@@ -1,5 +1,5 @@
 //! Large objects: they are in no schema, and no move carries them. At the target, a column that
-//! refers to some would refer to nothing, or to somebody else's.
+//! refers to some would refer to nothing, or to other ones.
 
 use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
@@ -26,8 +26,8 @@ pub(crate) async fn named(
     parts: &[Part],
 ) -> Result<Vec<Refusal>, Error> {
     let what = "looking for large objects";
-    // What somebody else owns is refused for that; he could put a view in its place that runs what
-    // he likes.
+    // What another role owns is refused for that; that role could replace it by a view that runs
+    // any code.
     let own = |relation: &&Relation| {
         relation.kind == RelationKind::Table && relation.owner == facts.reader
     };
@@ -48,8 +48,8 @@ pub(crate) async fn named(
     let mut refusals = Vec::new();
     for (table, column) in columns {
         let value = format!("t.{}", quote_ident(&column.name));
-        // Of a value that is made of others, any number in its text may be that of a large object.
-        // It is the text that the type writes: a cast to text might be somebody's function.
+        // In a value that is made of others, any number in its text may be that of a large object.
+        // It is the text that the type writes: a cast to text might be a user's function.
         let (numbers, found) = match (may_name(column), column.type_name.ends_with("[]")) {
             (true, true) => (String::new(), format!("m.oid = ANY ({value}::oid[])")),
             (true, false) => (String::new(), format!("m.oid = {value}::oid")),

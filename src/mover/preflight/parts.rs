@@ -1,4 +1,4 @@
-//! Columns whose types are made of others, in whatever depth: domains, arrays, row types and
+//! Columns of types that are made of others, in whatever depth: domains, arrays, row types and
 //! ranges, also those outside the shard. A number of this host that is within a value means as
 //! little at the target as one that is the value.
 

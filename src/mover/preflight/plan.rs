@@ -188,7 +188,7 @@ impl ShardPlan {
     }
     /// Estimates from its size how long a blocking move closes the shard: at least 50 ms, and a
     /// second for each 20 MiB. That is the rate of a slow disk for the copy, two digests and the
-    /// indexes together. The command says that it is an estimate.
+    /// indexes together. The command marks it as an estimate.
     pub fn closed_for(&self) -> Duration {
         closed_for(self.bytes + self.materialized_bytes)
     }
@@ -436,7 +436,7 @@ fn against_target(
     refusals
 }
 
-/// The mode to use if none was asked for: online if every source can send its changes.
+/// The default mode: online if every source can send its changes.
 pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Mode {
     let logical = sources.into_iter().all(|source| source.stream.can_decode);
     if logical {
@@ -462,8 +462,8 @@ pub(crate) fn why_blocking<'a>(sources: impl IntoIterator<Item = &'a HostFacts>)
     .collect()
 }
 
-/// How many connections to each of its hosts a move of so many shards takes, at the most. What
-/// copies takes one for each chunk on its way besides, as far as there are some left.
+/// How many connections to each of its hosts a move of so many shards takes at most. Copying takes
+/// one more for each chunk on its way, as far as there are some left.
 ///
 /// A blocking move has its heartbeat, and an online move in addition the watchdog, the session of
 /// the group, that of the follower and that of the fence. Each shard that is worked on has a
@@ -771,7 +771,7 @@ pub(crate) fn warnings(
     warnings
 }
 
-/// How much room a host has for shards, where the config says how much it may have.
+/// How much room a host has for shards, if the config limits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     /// What it has in shards.

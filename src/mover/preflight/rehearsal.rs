@@ -104,8 +104,8 @@ async fn bindings(session: &Session, schema: u32) -> Result<Bindings, Error> {
 }
 
 /// The statements as they can be compared with those of another shard: without the schema's names,
-/// and without functions whose bodies are text. The server does not read such a body when the
-/// function is created, and those of pgshard's own have the shard's number in them.
+/// and without functions with bodies that are text. The server does not read such a body when the
+/// function is created, and those of pgshard's own contain the shard's number.
 pub(crate) fn alike<'s>(
     statements: impl Iterator<Item = &'s Statement>,
     names: &Names,

@@ -1,7 +1,7 @@
 //! Rows that a source has in spite of its own definition: twice under a unique index, or against a
 //! CHECK. Such an index is damaged, for example by a library that sorts text differently than
-//! before; such a CHECK has a function that once said something else. The target would refuse the
-//! rows, and a damaged index may hide them from everyone meanwhile.
+//! before; such a CHECK has a function that once returned something else. The target would refuse
+//! the rows, and until then a damaged index may hide them from every query.
 //!
 //! Tables are read whole, without their indexes, so only those that are small are looked at, and
 //! not for long. What is found later, by the target's index or CHECK, ends the move then.
@@ -19,7 +19,7 @@ const TABLE_BYTES_MAX: i64 = 256 << 20;
 /// How long the tables of one shard are looked at.
 const SHARD_MAX: Duration = Duration::from_secs(20);
 
-/// What is asked of one table: whether it has rows against an index or a CHECK.
+/// The check of one table: whether it has rows against an index or a CHECK.
 struct Question {
     table: String,
     object: String,

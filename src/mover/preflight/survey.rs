@@ -23,7 +23,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Mode;
 
-/// What is asked for.
+/// The request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
@@ -52,11 +52,11 @@ setters!(Request: mode: Option<Mode>);
 /// How many shards are read at the same time.
 const WIDTH: usize = 4;
 
-/// How often the hosts are asked before a loss of shards is believed, and the time between.
+/// How often the hosts are read before a loss of shards is confirmed, and the time between.
 const LOOKS_MAX: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// How many hosts are asked at the same time what they have given away.
+/// How many hosts are read at the same time for what they have given away.
 const HOSTS_WIDTH: usize = 16;
 
 pub(in crate::mover) fn plan<'a>(
@@ -239,7 +239,7 @@ async fn room(context: &Context, target: &HostName) -> Result<Option<Room>, Erro
     Ok(Some(Room { used, most }))
 }
 
-/// Finds where the shards are, by the hosts' own word; the map only says where to ask first.
+/// Finds where the shards are, by the hosts' own rows; the map only decides where to look first.
 async fn locate(
     context: &Context,
     map: &ShardMap,
@@ -328,12 +328,12 @@ struct Given {
     shard: ShardId,
     epoch: ShardEpoch,
     owner: String,
-    /// Who says so, in words.
+    /// Who reports it, for messages.
     by: String,
 }
 
-/// What the map and the hosts that answer say about the owners of these shards. A host that does
-/// not answer is ignored: while it is down, shards of other hosts must still be movable.
+/// The owners of these shards by the map and by the hosts that answer. A host that does not answer
+/// is ignored: while it is down, shards of other hosts must still be movable.
 async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
     let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
     let ask = |host: &HostName| {
@@ -371,8 +371,8 @@ async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)
     by_hosts.chain(by_map).collect()
 }
 
-/// Refuses a shard whose owner does not know of the move that brought it: that host's database is
-/// from before the move, and so are its rows.
+/// Refuses a shard with an owner that does not know of the move that brought it: that host's
+/// database is from before the move, and so are its rows.
 fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
     let later = given
         .iter()
@@ -416,9 +416,10 @@ fn served_twice(plan: &ShardPlan, survey: &schema::Survey) -> Option<Refusal> {
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-/// What all hosts say. A host that does not answer is ignored: it must not keep shards where they
-/// are. The hosts do not answer at the same instant, so a shard that came to the target in between
-/// seems to be nowhere. So shards seem lost there only if they are still missing when asked again.
+/// The facts of all hosts. A host that does not answer is ignored: it must not keep shards where
+/// they are. The hosts do not answer at the same instant, so a shard that arrived at the target in
+/// between seems to be nowhere. So shards count as lost there only if they are still missing at the
+/// next look.
 async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, Error> {
     let hosts: Result<Vec<_>, Error> = context
         .hosts

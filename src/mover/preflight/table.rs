@@ -1,8 +1,8 @@
-//! A table whose rows are copied and whose changes are applied: its columns, and the key by which
-//! the stream identifies its rows.
+//! A table with rows to be copied and changes to be applied: its columns, and the key by which the
+//! stream identifies its rows.
 //!
 //! Invariant: the key is that of the replica identity, never just any unique one. The stream has
-//! the former values of no other columns, and a row whose former key is unknown could not be
+//! the former values of no other columns, and a row with an unknown former key could not be
 //! assigned to its chunk. A deferrable key does not count: within a transaction two rows may have
 //! the same value, and a change would hit both, or the wrong one.
 
@@ -134,15 +134,15 @@ fn joined<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
     columns.map(Column::quoted).collect::<Vec<_>>().join(", ")
 }
 
-/// The tables of a schema, by its OID, whose changes the stream brings: those that are logged.
-/// Sorted by name.
+/// The tables of a schema, by its OID, with changes in the stream: those that are logged. Sorted by
+/// name.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
     read(session, schema, &["p"]).await
 }
 
-/// The tables of a schema whose changes the stream does not bring: unlogged ones.
+/// The tables of a schema without changes in the stream: unlogged ones.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn unlogged(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
@@ -312,7 +312,7 @@ pub(crate) mod tests {
         shape
     }
 
-    /// A table whose primary key is a generated column.
+    /// A table with a generated column as its primary key.
     pub(crate) fn keyed_by_a_generated_column() -> TableShape {
         let mut shape = shape(&["id", "v"], 1);
         shape.columns[0].generated = true;

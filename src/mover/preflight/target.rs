@@ -95,8 +95,8 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     Ok(refusals)
 }
 
-/// Those of the schemas whose operators a shard needs in which nobody but the session's role and
-/// superusers can make objects at its host.
+/// The schemas with operators that a shard needs in which only the session's role and superusers
+/// can create objects at its host.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 pub(in crate::mover) async fn closed_schemas(
@@ -112,7 +112,7 @@ pub(in crate::mover) async fn closed_schemas(
         return Ok(Vec::new());
     }
     let names: Vec<&str> = names.into_iter().collect();
-    // Schema public belongs to pg_database_owner, which stands for the owner of the database.
+    // Schema public belongs to pg_database_owner, which represents the owner of the database.
     let sql = "SELECT n.nspname::text FROM pg_namespace n
         WHERE n.nspname = ANY ($1) AND NOT EXISTS (
             SELECT FROM (
@@ -202,9 +202,9 @@ async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Resu
         .collect()
 }
 
-/// Whose the objects are at the target that a shard needs from outside of it. What a stranger has
-/// made there, by the name of something that is missing, would run as whoever copies rows, builds
-/// indexes or writes.
+/// The owners, at the target, of the objects that a shard needs from outside of it. An object that
+/// another role has created there, by the name of something that is missing, would run as the role
+/// that copies rows, builds indexes or writes.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 pub(in crate::mover) async fn strangers_objects(
@@ -242,8 +242,8 @@ pub(in crate::mover) async fn strangers_objects(
         .collect())
 }
 
-/// Types outside the shard whose stored values mean something else at the target, though they have
-/// the same text: a row type with its attributes in another order, an enum with other labels.
+/// Types outside the shard with stored values that mean something else at the target, though they
+/// have the same text: a row type with its attributes in another order, an enum with other labels.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 pub(in crate::mover) async fn other_meanings(
@@ -300,7 +300,7 @@ async fn meanings(
 /// The owner of something that a shard needs.
 struct Owner {
     name: String,
-    /// Whether the role that asks may trust what it does.
+    /// Whether the current role may trust what it does.
     trusted: bool,
 }
 

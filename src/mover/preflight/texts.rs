@@ -1,5 +1,5 @@
 //! Names of a shard's tables in tables of extensions that hold names as text: jobs of pg_cron,
-//! partition sets of pg_partman. A move changes no text, and nothing tells PostgreSQL that they
+//! partition sets of pg_partman. A move changes no text, and PostgreSQL does not know that they
 //! depend on the shard.
 
 use crate::mover::control::session::Session;

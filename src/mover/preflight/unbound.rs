@@ -1,8 +1,8 @@
-//! Functions that run while a shard is copied, and whose bodies are text. Such a text is read under
-//! the `search_path` of whoever calls the function: a mover has only PostgreSQL's own schema in it,
-//! an application has others. `e = 'a'` compares citext for the one and text for the other, so an
-//! index over it would be damaged from birth. A text that finds nothing outside PostgreSQL's own
-//! schema means the same for both.
+//! Functions that run while a shard is copied, and that have text as their bodies. Such a text is
+//! read under the `search_path` of the caller: a mover has only PostgreSQL's own schema in it, an
+//! application has others. `e = 'a'` compares citext for the one and text for the other, so an
+//! index over it would be damaged from the beginning. A text that finds nothing outside
+//! PostgreSQL's own schema means the same for both.
 //!
 //! Nothing here parses a text: what looks as if it needed the path is refused.
 

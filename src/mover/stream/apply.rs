@@ -142,13 +142,13 @@ impl Purpose {
 
 type Outcome = Pin<Box<dyn Future<Output = Result<u64, tokio_postgres::Error>> + Send>>;
 
-/// A statement whose answer has not been checked.
+/// A statement with an answer that has not been checked.
 struct Sent {
     purpose: Purpose,
     /// How many rows it must hit; `None` for any number.
     rows: Option<u64>,
     bytes: usize,
-    /// What became of it, once somebody has looked.
+    /// Its result, once it was checked.
     outcome: MaybeDone<Outcome>,
 }
 
@@ -331,8 +331,8 @@ impl Applier {
     }
 
     /// Commits, after [`settle`](Applier::settle) and nothing but the mover's own statements since.
-    /// The commit is sent behind those, so that whoever waits behind a fence waits for one answer:
-    /// if one of them fails, the server makes a rollback of it.
+    /// The commit is sent behind those, so that a driver behind a fence waits for one answer: if
+    /// one of them fails, the server turns it into a rollback.
     pub(crate) async fn commit(&mut self) -> Result<Committed, Failure> {
         if !self.open {
             return Ok(Committed::Yes);
@@ -353,7 +353,7 @@ impl Applier {
         let mut committed = Committed::Yes;
         while let Some(mut sent) = self.sent.pop_front() {
             (&mut sent.outcome).await;
-            // What comes behind a statement that has failed says only that one has failed.
+            // The errors after a failed statement only report that one has failed.
             if committed == Committed::Yes {
                 committed = self.fits(sent)?;
             }
@@ -551,9 +551,9 @@ impl Applier {
         }
     }
 
-    /// Waits for what is asked behind the statements that are on their way, and takes their answers
-    /// meanwhile. A connection hands answers out in their order: one that comes in several pieces,
-    /// as a network may cut it, holds up all behind it until somebody takes it.
+    /// Waits for the queries behind the statements that are on their way, and takes their answers
+    /// during that time. A connection hands answers out in their order: one that arrives in several
+    /// pieces, as a network may cut it, delays all behind it until it is taken.
     async fn behind<T>(&mut self, asked: impl Future<Output = T>) -> T {
         let mut asked = pin!(asked);
         poll_fn(|context| {

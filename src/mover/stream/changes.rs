@@ -28,7 +28,7 @@ use crate::mover::stream::worker::Worker;
 #[derive(Clone, Debug)]
 pub(crate) struct Followed {
     pub(crate) hold: Hold,
-    /// Transactions whose commit record begins before this position are at the target.
+    /// Transactions with a commit record that begins before this position are at the target.
     pub(crate) applied: u64,
     /// The attempt whose marker came last.
     pub(crate) marked: Option<i32>,

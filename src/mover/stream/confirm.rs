@@ -1,10 +1,10 @@
 //! How a slot is confirmed: by its stream, or by a session between two runs.
 //!
-//! PostgreSQL counts whoever reports a flushed position on a stream as a standby, if
-//! `synchronous_standby_names` names it, and `*` names everybody. Commits would then wait for the
-//! mover and for no standby: a primary whose standbys are gone would acknowledge what no other
-//! server has. So there the stream only reports what is written, and the slot is advanced while
-//! nobody reads it.
+//! PostgreSQL counts a client that reports a flushed position on a stream as a standby, if
+//! `synchronous_standby_names` names it, and `*` matches every name. Commits would then wait for
+//! the mover and for no standby: a primary without its standbys would acknowledge what no other
+//! server has. So there the stream only reports what is written, and the slot is advanced while it
+//! is not being read.
 //!
 //! Invariant: a slot is confirmed up to no position that is not durable for all shards that need
 //! it.
@@ -15,14 +15,14 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::stream::slot::{advance, may_count_streams};
 
-/// How long a run lasts, at most, whose stream does not confirm the slot. Meanwhile the server
-/// keeps the WAL, and what VACUUM would remove from its catalogs.
+/// How long a run with a stream that does not confirm the slot lasts at most. During that time the
+/// server keeps the WAL, and what VACUUM would remove from its catalogs.
 const ADVANCE_EVERY: Duration = Duration::from_secs(60);
 
 /// How much WAL is read, at most, before such a run ends.
 const ADVANCE_BYTES: u64 = 256 << 20;
 
-/// How long the source may take to say whom its commits wait for.
+/// How long the source may take to report which standbys its commits wait for.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Who confirms the slot.
@@ -44,8 +44,8 @@ pub(super) struct Confirmation {
 }
 
 impl Confirmation {
-    /// Decides who confirms the slot in the run that begins at `from`, where it has confirmed
-    /// `confirmed`. Nobody reads the slot now, and everything below `from` is durable.
+    /// Decides how the slot is confirmed in the run that begins at `from`, where it has confirmed
+    /// `confirmed`. The slot is not being read now, and everything below `from` is durable.
     ///
     /// Locks: as [`advance`].
     pub(super) async fn begin(
@@ -74,8 +74,8 @@ impl Confirmation {
     /// to be advanced, or the stream would count as a standby from now on.
     pub(super) async fn is_over(&self, position: u64) -> Result<bool, Error> {
         match self.by {
-            // A source that is too slow to say so is asked again: the applier has other things to
-            // do.
+            // A source that is too slow to report it is queried again: the applier has other things
+            // to do.
             ConfirmedBy::Stream => {
                 tokio::time::timeout(ANSWER_WITHIN, may_count_streams(&self.source))
                     .await

@@ -19,7 +19,7 @@ pub(crate) enum Fault {
         /// What was to be done.
         what: String,
     },
-    /// The stream describes the table otherwise than the target was built: somebody altered it,
+    /// The stream describes the table differently from how the target was built: it was altered,
     /// perhaps only for a while.
     Altered {
         /// The table.
@@ -77,7 +77,7 @@ impl Fault {
 /// What interrupts the work.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// One shard cannot go on; the others can, from the last durable position.
+    /// One shard cannot continue; the others can, from the last durable position.
     Shard(ShardId, Fault),
     /// A connection is lost, or something else that may be temporary.
     Passing(Box<Error>),
@@ -114,9 +114,9 @@ fn is_unpublished(error: &Error) -> bool {
     code == SqlState::UNDEFINED_OBJECT.code()
 }
 
-/// Whether the source's server finds a change in its WAL whose table it no longer knows, for
+/// Whether the source's server finds a change in its WAL for a table that it no longer knows, for
 /// example because the table was rewritten at the wrong moment: `ReorderBufferProcessTXN` in
-/// PostgreSQL's reorderbuffer.c. Before 16 its word for the file was another.
+/// PostgreSQL's reorderbuffer.c. Before 16 its term for the file was another.
 pub(crate) fn is_undecodable(error: &Error) -> bool {
     let Error::Replication {
         source: ReplicationError::Refused { code, message, .. },
@@ -125,7 +125,7 @@ pub(crate) fn is_undecodable(error: &Error) -> bool {
     else {
         return false;
     };
-    // XX000 only says that it is PostgreSQL's own fault; its messages for that are never
+    // XX000 only means that it is PostgreSQL's own fault; its messages for that are never
     // translated.
     code == SqlState::INTERNAL_ERROR.code()
         && ["filenumber \"", "filenode \""]

@@ -34,7 +34,8 @@ pub(crate) enum Basis {
     Position,
 }
 
-/// A shard whose changes are applied. Its row of `pgshard.progress` must exist, under this lease.
+/// A shard with changes that are applied. Its row of `pgshard.progress` must exist, under this
+/// lease.
 #[derive(Clone, Debug)]
 pub(crate) struct FollowedShard {
     pub(crate) hold: Hold,
@@ -72,7 +73,7 @@ impl FollowerOptions {
 /// How far behind the source the target is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Lag {
-    /// In bytes of WAL, up to where the source has decoded it. The slot's state tells how much is
+    /// In bytes of WAL, up to where the source has decoded it. The slot's state shows how much is
     /// not even decoded.
     pub(crate) bytes: u64,
     /// Between the commit of what was applied last and the source's clock; 0 if nothing is left.
@@ -82,7 +83,7 @@ pub(crate) struct Lag {
 /// The state of a shard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShardView {
-    /// The attempt whose marker was applied, durably, with everything before it.
+    /// The attempt of the last marker that was applied, durably, with everything before it.
     pub(crate) ready: Option<i32>,
     /// A change that came after that marker.
     pub(crate) breach: Option<String>,
@@ -126,7 +127,7 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// Asks to read on to a watermark, and to apply what a snapshot sees.
+/// A request to read on to a watermark, and to apply what a snapshot sees.
 pub(crate) struct Align {
     pub(crate) snapshot: Snapshot,
     pub(crate) watermark: i64,
@@ -199,7 +200,7 @@ impl Follower {
             attempt,
             open_hash: open_hash.to_owned(),
         };
-        // If nobody listens any longer, the view says why.
+        // If there is no listener any longer, the view has the reason.
         let _ = self.commands.send(expect).await;
         self.wait(shard, |_, seen| {
             match (&seen.breach, seen.ready == Some(attempt)) {
@@ -273,7 +274,7 @@ impl Follower {
             .and_then(|seen| seen.breach.clone())
     }
 
-    /// Whether it has been connected to these servers only, since they were asked.
+    /// Whether it has been connected to these servers only, since their identities were read.
     pub(crate) fn is_on(&self, servers: &Servers) -> bool {
         self.view.borrow().servers.as_ref() == Some(servers)
     }
@@ -320,7 +321,7 @@ impl Follower {
     }
 
     /// Ends the follower; what was read so far is committed or rolled back. When this returns, no
-    /// work of it goes on.
+    /// work of it continues.
     pub(crate) async fn stop(mut self) {
         let _ = self.commands.send(Command::Stop).await;
         if tokio::time::timeout(Duration::from_secs(2), &mut self.task)
@@ -383,13 +384,13 @@ impl Paused {
     }
 }
 
-/// A watermark is deleted by whoever writes one this much later, in microseconds: a minute. Whoever
-/// waits for a watermark reads it from the stream, where it stays.
+/// A watermark is deleted by a writer of another one this much later, in microseconds: a minute. A
+/// waiting reader gets it from the stream, where it is kept.
 const WATERMARK_KEPT_US: i64 = 60_000_000;
 
 /// Writes a watermark at the source, durably. Gives its number.
 ///
-/// Locks: a row of its own, and rows of earlier ones that nobody else is deleting.
+/// Locks: a row of its own, and rows of earlier ones that no other session is deleting.
 pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64, Error> {
     let what = "writing a watermark";
     // If two sessions write watermarks within the same microsecond, one of them must try again.

@@ -71,7 +71,7 @@ pub(crate) struct Layout {
 pub(crate) type Texts = Vec<Option<Bytes>>;
 
 impl Layout {
-    /// Combines both descriptions, or says what does not fit: then the table was altered.
+    /// Combines both descriptions, or returns what does not fit: then the table was altered.
     pub(crate) fn new(
         shard: ShardId,
         shape: &TableShape,

@@ -3,8 +3,8 @@
 //! values, for which the table has no index of its own. Without this one, each change would read
 //! the whole table.
 //!
-//! It is on a hash of the row's values, and only says where to look: the texts decide. So it may
-//! leave out values whose types have no hash, and may be absent.
+//! It is on a hash of the row's values, and only narrows the search: the texts decide. So it may
+//! leave out values of types without a hash, and may be absent.
 
 use crate::mover::definition::ddl::{Creation, Stage, Statement};
 use crate::mover::preflight::table::{Column, TableShape};
@@ -20,7 +20,7 @@ const SINCE: u32 = 140_000;
 /// The most columns that are hashed: PostgreSQL keeps an index's expression in one page.
 const COLUMNS_MAX: usize = 32;
 
-/// The columns whose values are in the index: the first ones that can be hashed.
+/// The columns with values in the index: the first ones that can be hashed.
 pub(super) fn hashed(shape: &TableShape) -> impl Iterator<Item = &Column> {
     let plain = shape
         .columns

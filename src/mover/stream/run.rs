@@ -35,7 +35,7 @@ const BATCH_TIME: Duration = Duration::from_millis(20);
 /// How often the progress of idle shards is raised, so that a new run skips what they have.
 const RAISE_EVERY: Duration = Duration::from_secs(2);
 
-/// A pause that nobody ends is over after this time.
+/// A pause that is not ended is over after this time.
 const PAUSE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The most memory for changes that are read ahead of a snapshot.
@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
                 }
                 if self.raised.elapsed() >= RAISE_EVERY {
                     self.raise().await?;
-                    // Whoever waits for a marker waits behind a fence.
+                    // A driver that waits for a marker waits behind a fence.
                     if self.worker.expected.is_empty()
                         && self.confirmation.is_over(self.position).await?
                     {
@@ -329,9 +329,9 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
-        // A change after the marker is right if the fence was swapped back meanwhile, and then the
-        // attempt is over. Otherwise nobody could have made it. It is reported before it is
-        // applied: applying it may have to wait for the open that it forbids.
+        // A change after the marker is right if the fence was swapped back in between, and then the
+        // attempt is over. Otherwise it is impossible. It is reported before it is applied:
+        // applying it may have to wait for the open that it forbids.
         if let (Some(attempt), None) = (followed.marked, &followed.breach) {
             let breach = format!(
                 "a change came after the marker of attempt {attempt}, by transaction {xid}"
@@ -585,8 +585,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Tells the source and the waiting drivers how far everything is durable. The source is told
-    /// no position that a shard's row does not have: a shard whose row is behind the slot has lost
+    /// Reports to the source and the waiting drivers how far everything is durable. The source gets
+    /// no position that a shard's row does not have: a shard with a row behind the slot has lost
     /// changes, and a resume must be able to see that.
     fn report(&self, committed_at: Option<i64>) {
         let rows = self.shards.values().map(|followed| followed.applied);
@@ -608,7 +608,7 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// Does what was asked for, between two target transactions.
+    /// Executes the requested commands, between two target transactions.
     async fn obey(&mut self, command: Command) -> Result<Option<End>, Failure> {
         match command {
             Command::Stop => return Ok(Some(End::Stopped)),
@@ -663,7 +663,7 @@ impl<'a> Run<'a> {
         Ok(None)
     }
 
-    /// Does nothing until the pause is dropped, except what [`Align`] asks for.
+    /// Does nothing until the pause is dropped, except what [`Align`] requests.
     async fn stand(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
         while let Some(Align {
             snapshot,

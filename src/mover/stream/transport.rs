@@ -1,8 +1,8 @@
-//! The stream of a slot, as messages: one task reads, and one tells the server how far everything
-//! is durable.
+//! The stream of a slot, as messages: one task reads, and one reports to the server how far
+//! everything is durable.
 //!
-//! They are two, so that the server hears that we are alive even if the applier is slow, or waits.
-//! Invariant: the server is told no position that the applier has not declared durable.
+//! They are two, so that the server sees that we are alive even if the applier is slow, or waits.
+//! Invariant: no position is reported that the applier has not declared durable.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,14 +25,14 @@ use crate::mover::stream::wire::Message;
 /// packs that may wait. Beyond that the socket is not read, and the server waits.
 const PACKS: usize = 32;
 
-/// How often the server is told a position that has not changed. It takes us for dead after
+/// How often a position is reported to the server that has not changed. It counts us as dead after
 /// `wal_sender_timeout`, a minute by default.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 /// The shortest time between two reports of a position that changes.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
 
-/// No position: whoever reports it as flushed confirms nothing, and is no standby.
+/// No position: a client that reports it as flushed confirms nothing, and is no standby.
 const NOT_FLUSHED: u64 = 0;
 
 /// What comes from the server.
@@ -51,13 +51,13 @@ pub(crate) enum Frame {
 pub(crate) struct Transport {
     packs: mpsc::Receiver<Result<Vec<Frame>, Error>>,
     durable: watch::Sender<u64>,
-    /// What the server last said about itself.
+    /// The server's last state.
     server: watch::Receiver<Server>,
     reader: JoinHandle<()>,
     writer: JoinHandle<()>,
 }
 
-/// What the server says about itself with every message.
+/// The server's state, which comes with every message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Server {
     /// How far it has decoded its WAL.
@@ -75,7 +75,8 @@ pub(crate) struct Source<'a> {
 }
 
 impl Transport {
-    /// Opens the stream at `from`; transactions whose commit record begins before it are not sent.
+    /// Opens the stream at `from`; transactions with a commit record that begins before it are not
+    /// sent.
     ///
     /// Locks: none. The slot is active for this connection as long as it lives.
     pub(super) async fn start(
@@ -151,7 +152,7 @@ impl Transport {
         });
     }
 
-    /// What the server said last.
+    /// The server's last state.
     pub(crate) fn server(&self) -> Server {
         *self.server.borrow()
     }
@@ -181,7 +182,7 @@ async fn read(
     loop {
         let pack = pack(&mut reader, &host, &said, &asked).await;
         let last = pack.is_err();
-        // Waits while the applier has enough. If nobody receives any longer, the stream was
+        // Waits while the applier has enough. If there is no receiver any longer, the stream was
         // dropped.
         if packs.send(pack).await.is_err() || last {
             return;

@@ -1,10 +1,10 @@
 //! Privileges by which a role has its code run by others: TRIGGER, and REFERENCES, on a table. A
-//! trigger runs as whoever writes to the table. So does, before PostgreSQL 18, a deferred trigger
-//! of a table whose foreign key cascades.
+//! trigger runs as the role that writes to the table. So does, before PostgreSQL 18, a deferred
+//! trigger of a table with a foreign key that cascades.
 //!
-//! A mover writes to a schema that it builds and to an old copy, as the role that owns them. Nobody
-//! else has these privileges there: the schema gets them when it is opened, after the last thing
-//! that the mover writes.
+//! A mover writes to a schema that it builds and to an old copy, as the role that owns them. No
+//! other role has these privileges there: the schema gets them when it is opened, after the last
+//! thing that the mover writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::schema::catalog::{Address, Facts, Grant, Grantee};
 /// The privileges, as SQL lists them.
 const ATTACHING: [&str; 2] = ["REFERENCES", "TRIGGER"];
 
-/// Whether this lets others than the owner have their code run by whoever writes.
+/// Whether this lets others than the owner have their code run by a writer.
 pub(super) fn attaches_code(grant: &Grant) -> bool {
     let attaching = grant.on.class == "pg_class" && ATTACHING.contains(&grant.privilege.as_str());
     attaching && !grant.revoked && grant.grantee != Grantee::Owner

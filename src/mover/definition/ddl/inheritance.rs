@@ -4,8 +4,8 @@
 //! A column that comes only from its parents is dropped from the child when the parents drop it. A
 //! child with such a column is created with INHERITS, and then begins with its parents' columns.
 //! Any other child is created as a table of its own, and ALTER TABLE … INHERIT follows. That is
-//! also done where the child's own columns stand before inherited ones, as after ALTER TABLE parent
-//! ADD COLUMN: statements depend on the order of the columns.
+//! also done if the child's own columns come before inherited ones, as after ALTER TABLE parent ADD
+//! COLUMN: statements depend on the order of the columns.
 //!
 //! The same is true of a NOT NULL (PostgreSQL 18): a child that was created apart has its own.
 
@@ -55,8 +55,8 @@ pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
     }
 }
 
-/// Whether a child whose columns are all its own is better created with INHERITS, for a NOT NULL
-/// that it has only from its parents. Generation expressions of its own could not be repeated
+/// Whether a child with columns that are all its own is better created with INHERITS, for a NOT
+/// NULL that it has only from its parents. Generation expressions of its own could not be repeated
 /// there.
 fn wants_parents(child: &Relation) -> bool {
     child

@@ -38,8 +38,8 @@ pub(crate) struct Target<'a> {
     pub(crate) final_schema: &'a str,
     /// `server_version_num` of the target: 150004, 180000.
     pub(crate) version: u32,
-    /// The schemas there in which nobody but the target's role can make objects. Only their
-    /// operators may be found by name.
+    /// The schemas there in which only the target's role can create objects. Only their operators
+    /// may be found by name.
     pub(crate) closed: &'a [String],
 }
 
@@ -99,7 +99,7 @@ pub struct Statement {
     pub what: String,
     /// The SQL, without a semicolon.
     pub sql: String,
-    /// The table whose key or index this makes or alters; `None` for everything else.
+    /// The table with the key or index that this creates or alters; `None` for everything else.
     pub table: Option<String>,
     /// The statements before and after it, if it needs another `search_path` than
     /// [`preamble`](crate::schema::catalog::preamble) gives.
@@ -110,8 +110,8 @@ impl Statement {
     pub(crate) fn online(&self) -> Online {
         match self.stage {
             Stage::Definition | Stage::PrimaryKey => Online::Loaded,
-            // What remains of this stage: unique indexes, constraints, and what is said about
-            // either once it exists.
+            // The rest of this stage: unique indexes, constraints, and comments on either once it
+            // exists.
             Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
             Stage::Index | Stage::Attached | Stage::Check | Stage::Finish => Online::CaughtUp,
             Stage::Proved => Online::Proved,

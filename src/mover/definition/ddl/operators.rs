@@ -41,7 +41,7 @@ impl<'a> Operators<'a> {
     /// `None` if it needs none.
     ///
     /// # Errors
-    /// When somebody else may make operators that would be found there.
+    /// When another role may create operators that would be found there.
     pub(super) fn path(
         &self,
         object: &Address,

@@ -23,7 +23,7 @@ pub(super) struct Node {
     pub(super) may_wait: bool,
 }
 
-/// Sorts the nodes. An edge `(a, b)` says that `a` needs `b`. Edges to or from objects that are no
+/// Sorts the nodes. An edge `(a, b)` means that `a` needs `b`. Edges to or from objects that are no
 /// nodes are ignored.
 ///
 /// # Errors

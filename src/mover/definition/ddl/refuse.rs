@@ -299,8 +299,8 @@ impl Examined<'_> {
         }
     }
 
-    /// Refuses a column that can be null although a parent's cannot, which no statement makes
-    /// again; and tells of NOT NULLs that the child gets for its own, or loses.
+    /// Refuses a column that can be null although a parent's cannot, which no statement creates
+    /// again; and reports NOT NULLs that the child gets for its own, or loses.
     fn inherited_not_nulls(&mut self, object: &str, relation: &Relation) {
         for (parent, column) in inheritance::nullable(self.facts, relation) {
             self.refuse(
@@ -744,7 +744,7 @@ impl Examined<'_> {
         }
     }
 
-    /// Refuses functions that run while rows are copied and indexes are built, and whose text names
+    /// Refuses functions that run while rows are copied and indexes are built, if their text names
     /// the shard. At that time the name still belongs to another schema, or to none.
     fn bodies_that_name_the_shard(&mut self) {
         let facts = self.facts;
@@ -883,7 +883,7 @@ fn read_when_filled(facts: &Facts) -> BTreeSet<u32> {
 }
 
 /// The function and every function of the schema that it may call: those it is bound to, and those
-/// whose names its text contains.
+/// that its text names.
 fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> {
     let mut reached = vec![first];
     let mut seen = BTreeSet::from([first.oid]);
@@ -904,7 +904,7 @@ fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> 
     reached
 }
 
-/// Whether a type, or an array of it, is one of the `reg…` types, whose values are OIDs of this
+/// Whether a type, or an array of it, is one of the `reg…` types. Their values are OIDs of this
 /// host.
 fn is_reg(type_name: &str) -> bool {
     let kinds = [

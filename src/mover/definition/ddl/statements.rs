@@ -355,7 +355,7 @@ impl<'a> Writer<'a> {
             let columns = column(grant.column)
                 .map(|column| format!(" ({column})"))
                 .unwrap_or_default();
-            // GRANT says TABLE for views too.
+            // GRANT uses TABLE for views too.
             let keyword = match name.keyword {
                 "VIEW" | "MATERIALIZED VIEW" | "FOREIGN TABLE" => "TABLE",
                 "AGGREGATE" => "FUNCTION",
@@ -536,7 +536,7 @@ impl<'a> Writer<'a> {
             .unwrap_or_default();
         let method = match table.access_method.as_deref() {
             None => String::new(),
-            // A partitioned table has an access method only if somebody set one.
+            // A partitioned table has an access method only if it was set explicitly.
             Some("heap") if by.is_empty() || self.target.version < 170_000 => String::new(),
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
@@ -575,8 +575,8 @@ impl<'a> Writer<'a> {
             }
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
-        // Here, and for an index right after it: somebody may publish all tables of the target.
-        // Then a table refuses what the stream brings until it has its replica identity.
+        // Here, and for an index right after it: all tables of the target may be published. Then a
+        // table refuses what the stream brings until it has its replica identity.
         if table.replica_identity == "f" {
             sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY FULL"));
         }
