@@ -25,7 +25,7 @@ impl Binaries {
     /// `/usr/lib/postgresql/*/bin` (newest first), `pg_config --bindir`, `PATH`, and what
     /// `script/setup` laid into `target/postgres/*/bin` (newest first).
     ///
-    /// `target` is looked for beside the `Cargo.toml` that cargo names in the environment of tests,
+    /// `target` is searched next to the `Cargo.toml` that cargo names in the environment of tests,
     /// and above the running program.
     ///
     /// # Errors
@@ -187,8 +187,8 @@ fn major(version: &str) -> Option<u32> {
 /// What there is, and where it was looked for.
 ///
 /// # Errors
-/// When `PGSHARD_PG_BIN` names a folder that has no programs: somebody wanted those, and would get
-/// others.
+/// When `PGSHARD_PG_BIN` names a folder that has no programs: other programs than the requested
+/// ones would be used.
 fn search() -> Result<(Vec<Binaries>, Vec<String>), Error> {
     let mut found: Vec<Binaries> = Vec::new();
     let mut looked = Vec::new();
@@ -263,8 +263,8 @@ fn versions_in(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where `script/setup` may have laid versions: in the `target` beside the manifest, or in one
-/// above the running program. The current directory is not looked at, since anybody may have put
+/// Where `script/setup` may have put versions: in the `target` next to the manifest, or in one
+/// above the running program. The current directory is not searched, since any user may have put
 /// programs there.
 fn laid_by_setup() -> Vec<PathBuf> {
     let mut targets = Vec::new();

@@ -31,7 +31,7 @@ impl Cache {
             }
             _ => {}
         }
-        // Anybody can guess the name, and may have created the directory.
+        // Any user can guess the name, and may have created the directory.
         let facts = fs::symlink_metadata(&directory).map_err(Error::io("look at", &directory))?;
         if facts.is_dir() && facts.uid() == us {
             Ok(Cache { directory })
@@ -95,8 +95,8 @@ impl Cache {
         Ok(place)
     }
 
-    /// Removes entries whose name begins so, but the `kept` that were used last and those that were
-    /// used within `in_use`.
+    /// Removes entries with names that begin so, except the `kept` that were used last and those
+    /// that were used within `in_use`.
     pub(super) fn keep_last_used(
         &self,
         name: &str,
@@ -120,8 +120,8 @@ impl Cache {
         let old = |used: &SystemTime| used.elapsed().is_ok_and(|since| since > in_use);
         let beyond = counts.len().saturating_sub(kept);
         for (_, count) in counts.iter().take(beyond).filter(|(used, _)| old(used)) {
-            // Without its count an entry is not whole, so that nobody uses half of one. Another
-            // process may remove the same.
+            // Without its count an entry is not complete, so that no process uses half of one.
+            // Another process may remove the same.
             for removed in [
                 fs::remove_file(count),
                 fs::remove_dir_all(count.with_extension("")),

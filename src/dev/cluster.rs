@@ -40,8 +40,8 @@ impl ClusterOptions {
         }
     }
 
-    /// The same with servers that begin as copies of this data directory, whose server does not
-    /// run: one that [`prepared`](super::prepared) has made.
+    /// The same with servers that begin as copies of this data directory of a stopped server: one
+    /// that [`prepared`](super::prepared) has made.
     pub(crate) fn copy_of(mut self, data: PathBuf) -> ClusterOptions {
         self.data = Some(data);
         self
@@ -165,8 +165,7 @@ impl Cluster {
         config_text(shards, &hosts, migrations)
     }
 
-    /// Leaves everything but the running servers behind when the cluster is dropped, for somebody
-    /// to look into.
+    /// Keeps everything but the running servers when the cluster is dropped, for inspection.
     pub fn keep(&mut self) {
         let servers = self.servers.iter().map(Server::keep);
         for error in servers
@@ -190,7 +189,7 @@ pub(super) fn host_name(number: usize) -> HostName {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // All are told before any is waited for.
+        // All are stopped before any is waited for.
         for server in &mut self.servers {
             server.release();
         }

@@ -4,7 +4,7 @@
 //! which nothing is stopped or removed, and `servers/db1.passfile` with its passwords;
 //! `pgshard.toml` and `migrations/`, which belong to the developer once they are written.
 //!
-//! `servers` is ours, and nobody else makes anything there. `servers/db1` was given to the user
+//! `servers` is ours, and no other user creates anything there. `servers/db1` was given to the user
 //! that the servers run as: see [`given`].
 
 use std::ffi::OsStr;
@@ -28,10 +28,10 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Password};
 use crate::shard::ShardCount;
 
-/// How long a server may take to end that was told to do so at once.
+/// How long a server may take to end after an immediate stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The file that says that a directory is ours to stop and remove.
+/// The file that marks a directory as ours to stop and remove.
 const MARKER: &str = "made-by-pgshard-dev-up";
 
 /// The settings, below a server's directory.
@@ -58,7 +58,7 @@ CREATE TABLE {shard}.photos (
 CREATE INDEX photos_user_id ON {shard}.photos (user_id, id);
 ";
 
-/// What `pgshard dev up` is asked for.
+/// The request of `pgshard dev up`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct UpOptions {
@@ -102,7 +102,7 @@ pub struct Up {
     pub open: Vec<HostName>,
     /// Those of them that the config does not name, since it was kept as it was.
     pub absent: Vec<HostName>,
-    /// Those of them that ask for a password, while the config that was kept names none for them.
+    /// Those of them that require a password, while the config that was kept names none for them.
     pub unnamed: Vec<HostName>,
     /// Those of them that were made now: they hold nothing yet.
     pub made: Vec<HostName>,
@@ -242,7 +242,7 @@ fn write_new(path: &Path, text: &str) -> Result<(), Error> {
     written.map_err(Error::io("write", path))
 }
 
-/// Refuses a folder of servers in which somebody else could put other things in the place of ours.
+/// Refuses a folder of servers in which another user could replace our files.
 fn check_ours(servers: &Path) -> Result<(), Error> {
     let us = rustix::process::geteuid().as_raw();
     let link = fs::symlink_metadata(servers).map_err(Error::io("look at", servers))?;
@@ -283,8 +283,8 @@ pub fn down_with(directory: &Path, on_removed: &dyn Fn(&HostName)) -> Result<Vec
     let mut removed = Vec::new();
     for server in found {
         server.stop()?;
-        // Removing follows no links, not even one that is put there meanwhile. The marker goes
-        // last, so that a removal that is cut short can be done again.
+        // Removing follows no links, not even one that is created in the meantime. The marker is
+        // removed last, so that a removal that is interrupted can be repeated.
         let data = layout::data(&server.directory);
         match fs::remove_dir_all(&data) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -368,7 +368,7 @@ impl<'a> Detached<'a> {
         layout::data(&self.directory)
     }
 
-    /// Where its passwords are, unless it lets in everybody. Beside its directory, which is not
+    /// Where its passwords are, unless it lets in every user. Next to its directory, which is not
     /// ours.
     fn passfile_place(&self) -> PathBuf {
         self.directory
@@ -528,14 +528,14 @@ impl<'a> Detached<'a> {
             data.as_ref(),
         ];
         match self.account.run(&pg_ctl, &arguments, "") {
-            // It may have ended by itself meanwhile.
+            // It may have ended by itself in the meantime.
             Err(Error::Command { .. }) if self.alive().is_none() => Ok(()),
             outcome => outcome.map(drop),
         }
     }
 
     /// What `pg_ctl stop -m immediate` does, without it: the signal, as the user that the server
-    /// runs as, who may end nobody else's processes; then waits.
+    /// runs as, who may end no other user's processes; then waits.
     fn quit(&self) -> Result<(), Error> {
         let Some(pid) = self.alive() else {
             return Ok(());
@@ -604,7 +604,7 @@ impl<'a> Detached<'a> {
     }
 
     /// The server's process. A pid file may be left from before the machine went down, and another
-    /// process have its number by now: it is believed only while somebody listens on the port.
+    /// process have its number by now: it counts only while there is a listener on the port.
     fn alive(&self) -> Option<u32> {
         self.pid()
             .filter(|_| self.port().is_ok_and(|port| !port::is_free(port)))
@@ -644,19 +644,19 @@ impl<'a> Detached<'a> {
 enum Start {
     /// The server runs.
     Runs,
-    /// Somebody else has its port.
+    /// Another process has its port.
     PortTaken,
 }
 
-/// What a config says of a host.
+/// A host's entry in a config.
 struct Configured {
     /// Its port, if it is on this machine.
     port: Option<u16>,
-    /// Whether it says where the password is.
+    /// Whether it has a place of the password.
     has_password: bool,
 }
 
-/// What the config says of this host, if there is a config that can be read and names it.
+/// The config's entry of this host, if there is a config that can be read and names it.
 fn configured(config: &Path, name: &HostName) -> Option<Configured> {
     let text = fs::read_to_string(config).ok()?;
     let document = toml::de::DeTable::parse(&text).ok()?.into_inner();

@@ -30,7 +30,7 @@ pub enum Error {
         /// The folder.
         directory: PathBuf,
     },
-    /// There is PostgreSQL, but not the major version asked for.
+    /// There is PostgreSQL, but not the requested major version.
     #[error(
         "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set \
             PGSHARD_PG_BIN to its folder of programs",
@@ -38,7 +38,7 @@ pub enum Error {
         looked.join(", ")
     )]
     NoSuchMajor {
-        /// The major version asked for.
+        /// The requested major version.
         major: u32,
         /// What there is, `15 in /usr/lib/postgresql/15/bin`.
         found: Vec<String>,
@@ -66,14 +66,14 @@ pub enum Error {
         /// The first directory on the way that it cannot enter.
         blocked: PathBuf,
     },
-    /// The folder for templates belongs to somebody else.
+    /// The folder for templates belongs to another user.
     #[error("{} is not a directory of ours; remove it, or set TMPDIR to a directory of \
         yours", path.display())]
     NotOurs {
         /// The folder.
         path: PathBuf,
     },
-    /// The folder of the servers belongs to somebody else, who could lead us elsewhere.
+    /// The folder of the servers belongs to another user, who could redirect it.
     #[error(
         "{} belongs to another user; run pgshard as that user, or choose another directory",
         path.display()
@@ -82,7 +82,7 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
-    /// A server asks for passwords, and the file that had them is gone.
+    /// A server requires passwords, and the file that had them is gone.
     #[error(
         "the server {name} asks for passwords, and {}, which had them, is gone; `pgshard dev down` \
             and `dev up` make new servers, without the data of these",
@@ -101,7 +101,7 @@ pub enum Error {
         action: &'static str,
         /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// One of PostgreSQL's programs cannot be run.
@@ -109,7 +109,7 @@ pub enum Error {
     Spawn {
         /// The program.
         program: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// One of PostgreSQL's programs failed.
@@ -133,7 +133,7 @@ pub enum Error {
     Start {
         /// Its name.
         name: HostName,
-        /// Its directory; `log` in it tells more.
+        /// Its directory; `log` in it has more.
         directory: PathBuf,
         /// The end of its log.
         log: String,
@@ -180,9 +180,9 @@ pub enum Error {
             than shards"
     )]
     HostCount {
-        /// Hosts asked for.
+        /// Requested hosts.
         hosts: usize,
-        /// Shards asked for.
+        /// Requested shards.
         shards: u16,
         /// The most hosts.
         max: usize,

@@ -1,9 +1,9 @@
 //! Files below a server's directory, which was given to the user that the server runs as.
 //!
-//! Where we are root, that user is somebody else, and may have put anything there meanwhile: a
-//! symbolic link to a file of ours, a pipe that nobody writes to. So every step of the way is
-//! opened without following links, and only a file is read. What is written there is written as
-//! that user: [`Account::write`](super::privileges::Account::write).
+//! Where we are root, that user is another one, and may have created anything there in the
+//! meantime: a symbolic link to a file of ours, a pipe without a writer. So every step of the way
+//! is opened without following links, and only a file is read. Files there are written as that
+//! user: [`Account::write`](super::privileges::Account::write).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -42,7 +42,7 @@ pub(super) fn length(server: &Path, way: &str) -> u64 {
         .map_or(0, |facts| facts.len())
 }
 
-/// What a log says from this place on, or only the end of that if it is long.
+/// A log's text from this place on, or only its end if it is long.
 pub(super) fn log_from(server: &Path, way: &str, start: u64) -> String {
     let end = length(server, way);
     let start = start.max(end.saturating_sub(LOG_MAX));
@@ -56,11 +56,11 @@ pub(super) fn log_from(server: &Path, way: &str, start: u64) -> String {
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
-/// Opens a file for reading. The server's directory itself stands in a directory of ours, where
-/// nobody else makes links.
+/// Opens a file for reading. The server's directory itself is in a directory of ours, where no
+/// other user creates links.
 fn open(server: &Path, way: &str) -> io::Result<File> {
     let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Without NONBLOCK the opening of a pipe waits for somebody who writes.
+    // Without NONBLOCK the opening of a pipe waits for a writer.
     let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = openat(CWD, server, folder, Mode::empty()).map_err(said)?;
     let mut steps = Path::new(way).components().peekable();
@@ -79,8 +79,7 @@ fn open(server: &Path, way: &str) -> io::Result<File> {
     }
 }
 
-/// Replaces the system's message where a link stands in the way: it speaks of levels or
-/// directories.
+/// Replaces the system's message if a link is in the way: that is about levels or directories.
 fn said(errno: Errno) -> io::Error {
     match errno {
         Errno::LOOP | Errno::MLINK | Errno::NOTDIR => io::Error::other(

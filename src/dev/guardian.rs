@@ -1,5 +1,5 @@
-//! The shell that stands between us and a server: it notices that we are gone, even by SIGKILL,
-//! because the pipe that we hold breaks, and then stops the server and removes its directory.
+//! The shell between us and a server: it notices the end of our process, even by SIGKILL, because
+//! the pipe that we hold breaks, and then stops the server and removes its directory.
 //!
 //! It runs in a process group of its own, so that Ctrl-C in the terminal reaches us and not it.
 
@@ -20,8 +20,8 @@ const SCRIPT: &str = include_str!("guardian.sh");
 pub(super) const POLL: Duration = Duration::from_millis(5);
 
 /// Removes the directory named on its command line once its stdin ends and no server runs there any
-/// more, unless it is told to keep it. It tries more than once, since a copy of the template may
-/// still be on its way. It waits and tries for half a minute each at most.
+/// more, unless it is to be kept. It tries more than once, since a copy of the template may still
+/// be on its way. It waits and tries for half a minute each at most.
 const JANITOR: &str = r#"
 read -r keep && exit 0
 tries=0
@@ -39,12 +39,12 @@ done
 /// A guardian and the pipe to it.
 pub(super) struct Guardian {
     child: Child,
-    /// `None` once it was told to end.
+    /// `None` once it was stopped.
     orders: Option<ChildStdin>,
     server: PathBuf,
 }
 
-/// How a server is asked to stop.
+/// How a server is stopped.
 #[derive(Clone, Copy)]
 pub(super) enum Signal {
     /// Fast: clients are cut off, transactions rolled back, all is written.
@@ -142,12 +142,12 @@ impl Guardian {
         text.ok()?.trim().parse().ok()
     }
 
-    /// Tells the guardian to stop the server and end, without waiting for it.
+    /// Makes the guardian stop the server and end, without waiting for it.
     pub(super) fn release(&mut self) {
         self.orders = None;
     }
 
-    /// Waits for a released guardian to end, which says that the server is stopped and its
+    /// Waits for a released guardian to end, which means that the server is stopped and its
     /// directory gone.
     fn wait(&mut self) {
         // PostgreSQL itself kills what does not stop at once after five seconds.
@@ -173,8 +173,8 @@ impl Guardian {
         sent.map_err(Error::io("reach the guardian of", &self.server))
     }
 
-    /// Whether the process that was launched last says that it takes connections, in the last line
-    /// of its pid file.
+    /// Whether the process that was launched last accepts connections, by the last line of its pid
+    /// file.
     fn is_ready(&self) -> bool {
         let Some(pid) = self.pid() else { return false };
         is_ready(&self.server, pid)
@@ -210,8 +210,8 @@ impl Drop for Guardian {
     }
 }
 
-/// Whether `postmaster.pid` says that the server with this process, in this directory, takes
-/// connections.
+/// Whether the server with this process, in this directory, accepts connections by its
+/// `postmaster.pid`.
 pub(super) fn is_ready(server: &Path, pid: u32) -> bool {
     let text = given::read(server, layout::POSTMASTER).unwrap_or_default();
     let mut lines = text.lines();

@@ -17,7 +17,7 @@ pub(super) fn log(server: &Path) -> PathBuf {
 
 /// The path of a server's log below its directory.
 pub(super) const LOG: &str = "log";
-/// The path of the file in which a server says how far it is.
+/// The path of the file in which a server reports its state.
 pub(super) const POSTMASTER: &str = "data/postmaster.pid";
 
 /// The directory for the unix socket, or `None` where the path is too long for one: the kernel

@@ -11,10 +11,10 @@
 //! Every server has the superuser `postgres` and the role `app` (`LOGIN REPLICATION CREATEDB`, no
 //! superuser), which owns the database `app` and may make others, for tests.
 //!
-//! Servers of [`up`] ask for a password, which stands in a file that only its owner can read; the
-//! URLs and the config name that file. A [`Cluster`] lets every user of this machine in as any role
-//! unless [`ServerOptions`] say otherwise ([`Access`]): the superuser of a server can run programs
-//! as whoever it runs as, so on a machine that others use choose [`Access::Password`].
+//! Servers of [`up`] require a password, which is in a file that only its owner can read; the URLs
+//! and the config name that file. A [`Cluster`] lets every user of this machine in as any role
+//! unless [`ServerOptions`] set another [`Access`]: the superuser of a server can run programs as
+//! the server's user, so on a machine with other users choose [`Access::Password`].
 //!
 //! Where we are root, servers run as `postgres` or `nobody`, and each server's directory is given
 //! to that user. From then on we write there only as that user, and follow no link when we read.
@@ -23,8 +23,8 @@
 //! for up to a minute at worst; from async code call it with `tokio::task::block_in_place` or
 //! `spawn_blocking`.
 //!
-//! Invariant: no server and no directory is left behind unless somebody asked for it, and nothing
-//! is ever stopped or removed that this module did not make.
+//! Invariant: no server and no directory is left behind unless requested, and only what this module
+//! has created is ever stopped or removed.
 
 mod binaries;
 mod cache;

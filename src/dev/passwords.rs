@@ -1,4 +1,4 @@
-//! Servers that ask for a password: random ones, in a file of libpq's kind that nobody else can
+//! Servers that require a password: random ones, in a file of libpq's kind that no other user can
 //! read.
 
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ host  replication all 127.0.0.1/32 scram-sha-256
 host  replication all ::1/128      scram-sha-256
 ";
 
-/// The file that says who is let in, below a server's directory.
+/// The file that defines who is let in, below a server's directory.
 const HBA: &str = "data/pg_hba.conf";
 
 /// The passwords of the roles that every server has. None is ever shown.
@@ -34,7 +34,7 @@ pub(super) struct Passwords {
 }
 
 impl Passwords {
-    /// New ones that nobody can guess.
+    /// New ones that cannot be guessed.
     pub(super) fn random() -> Result<Passwords, Error> {
         Ok(Passwords {
             app: random()?,
@@ -64,7 +64,7 @@ impl Passwords {
             .map_err(Error::io("write", passfile))
     }
 
-    /// Makes a server that never ran ask for them. `server` is its directory.
+    /// Makes a server that never ran require them. `server` is its directory.
     pub(super) fn set(
         &self,
         binaries: &Binaries,
@@ -82,7 +82,7 @@ impl Passwords {
     }
 }
 
-/// Whether the server in this directory was made to ask for passwords.
+/// Whether the server in this directory requires passwords.
 pub(super) fn asks(server: &Path) -> Result<bool, Error> {
     let text = given::read(server, HBA).map_err(Error::io("read", &server.join(HBA)))?;
     Ok(ASKED

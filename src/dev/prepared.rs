@@ -20,7 +20,7 @@ const KEPT: usize = 4;
 const IN_USE: Duration = Duration::from_secs(600);
 
 /// The data directory of a stopped server on which `prepare` has succeeded. It is made once for
-/// these keys, whatever process asks, and for these programs; copy it by
+/// these keys, in whichever process, and for these programs; copy it by
 /// [`ClusterOptions::copy_of`]. Those that were not used for longest are removed. Blocks.
 pub(crate) fn prepared<E: From<Error>>(
     binaries: &Binaries,

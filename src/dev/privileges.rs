@@ -1,5 +1,4 @@
-//! The user that servers run as. PostgreSQL refuses root, so root becomes somebody else for it;
-//! nobody else does.
+//! The user that servers run as. PostgreSQL refuses root, so servers of root run as another user.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -116,7 +115,7 @@ impl Account {
     }
 
     /// Gives the user a directory of ours, which from then on is closed to all others but root. It
-    /// must stand in a directory of ours. From here on we write to it by [`Account::write`] only.
+    /// must be in a directory of ours. From here on we write to it by [`Account::write`] only.
     pub(super) fn give(&self, directory: &Path) -> Result<(), Error> {
         let give = || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -40,16 +40,16 @@ pub struct Server {
     name: HostName,
     port: u16,
     directory: PathBuf,
-    /// Where the passwords are, if it asks for one.
+    /// Where the passwords are, if it requires one.
     passfile: Option<PathBuf>,
     /// The lock also makes starts and stops from several threads wait for each other.
     guardian: Mutex<Guardian>,
 }
 
 impl Server {
-    /// Makes a server in `cluster`, a directory of ours that `account` can pass through, and starts
-    /// it. It begins as a copy of a data directory, if there is one. With passwords, which stand in
-    /// this file, it asks for them.
+    /// Creates a server in `cluster`, a directory of ours that `account` can pass through, and
+    /// starts it. It begins as a copy of a data directory, if there is one. If there is a file of
+    /// passwords, it requires them.
     pub(super) fn create(
         name: HostName,
         cluster: &Path,
@@ -173,7 +173,7 @@ impl Server {
         loop {
             match guardian.launch(START_TIMEOUT)? {
                 Launched::Ready => return Ok(()),
-                // Somebody who tries whether the port is free has it for a moment.
+                // A process that tests whether the port is free has it for a moment.
                 Launched::Ended(log)
                     if port::was_taken(&log) && started.elapsed() < START_TIMEOUT =>
                 {
@@ -222,7 +222,7 @@ impl Server {
         self.start()
     }
 
-    /// Leaves the directory behind when the server goes, for somebody to look into.
+    /// Keeps the directory when the server is dropped, for inspection.
     ///
     /// # Errors
     /// When the guardian is gone.
@@ -230,7 +230,7 @@ impl Server {
         self.guardian().keep()
     }
 
-    /// Tells the server to stop and vanish, without waiting for it.
+    /// Stops the server and removes its directory, without waiting for it.
     pub(super) fn release(&mut self) {
         self.guardian().release();
     }
@@ -241,7 +241,7 @@ impl Server {
     }
 }
 
-/// The URL of a role of the server on this port, whose password stands in this file.
+/// The URL of a role of the server on this port, with its password in this file.
 pub(super) fn url(role: &str, port: u16, database: &str, passfile: Option<&Path>) -> String {
     let url = format!("postgres://{role}@127.0.0.1:{port}/{database}");
     match passfile.map(Path::as_os_str).map(OsStr::to_string_lossy) {

@@ -17,8 +17,8 @@ pub enum Durability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Access {
     /// Every user of this machine, as any role. So each of them can be the superuser there, and run
-    /// programs as the user that the server runs as. Use it on a machine that nobody shares, or for
-    /// as long as a test runs. Every driver and pooler gets in, and no connection waits for a
+    /// programs as the user that the server runs as. Use it on a machine without other users, or
+    /// for as long as a test runs. Every driver and pooler gets in, and no connection waits for a
     /// password to be proved.
     #[default]
     Everybody,
@@ -93,7 +93,7 @@ impl ServerOptions {
         if self.durability == Durability::Throwaway {
             lines.push(("fsync", "off".to_owned()));
             lines.push(("full_page_writes", "off".to_owned()));
-            // Tells `pgshard check` that these two may be off.
+            // Lets `pgshard check` accept that these two are off.
             lines.push(("cluster_name", crate::pg::THROWAWAY.to_owned()));
             // The data may be in memory.
             lines.push(("max_wal_size", "512MB".to_owned()));

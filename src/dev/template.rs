@@ -96,7 +96,7 @@ fn build(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Erro
     account.append(&data.join("postgresql.conf"), INCLUDE)
 }
 
-/// Runs statements, one a line, as the superuser in a data directory whose server does not run. A
+/// Runs statements, one per line, as the superuser in a data directory of a stopped server. A
 /// server for one user on stdin needs no port and takes a tenth of a second.
 pub(super) fn run_single(
     binaries: &Binaries,

@@ -13,10 +13,10 @@ pub struct Epoch(i64);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {
-    /// IDs cannot tell of a time before their zero.
+    /// IDs cannot represent a time before their zero.
     #[error("{time} is before the epoch {epoch}")]
     BeforeEpoch {
-        /// The time asked for.
+        /// The given time.
         time: Timestamp,
         /// The zero of the clock.
         epoch: Timestamp,
@@ -24,9 +24,9 @@ pub enum EpochError {
     /// The 41 bits are used up.
     #[error("{time} is past {last}, the last millisecond of 41 bits")]
     PastEnd {
-        /// The time asked for.
+        /// The given time.
         time: Timestamp,
-        /// The last time that IDs of this epoch can tell of.
+        /// The last time that IDs of this epoch can represent.
         last: Timestamp,
     },
     /// An epoch so far from 1970 that the times of its IDs cannot be written.
@@ -43,8 +43,8 @@ impl Epoch {
     /// An epoch at so many milliseconds after 1970-01-01 UTC.
     ///
     /// # Errors
-    /// [`EpochError::OutOfRange`] when it, or the last time its IDs can tell of, cannot be written
-    /// as a date.
+    /// [`EpochError::OutOfRange`] when it, or the last time that its IDs can represent, cannot be
+    /// written as a date.
     pub fn from_unix_ms(unix_ms: i64) -> Result<Epoch, EpochError> {
         let last = unix_ms
             .checked_add(MS_MAX as i64)

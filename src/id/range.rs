@@ -27,7 +27,7 @@ pub struct IdRange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
-    /// One of its ends is outside what IDs can tell of.
+    /// One of its ends is outside what IDs can represent.
     #[error(transparent)]
     Epoch(#[from] EpochError),
     /// The span holds no millisecond.
@@ -43,7 +43,7 @@ pub enum RangeError {
         "IDs turn negative at {flip}, inside the span: ask for two spans, up to and from there"
     )]
     SignFlip {
-        /// The first time whose IDs are negative.
+        /// The first time with negative IDs.
         flip: Timestamp,
     },
 }

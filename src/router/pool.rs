@@ -69,7 +69,7 @@ pub struct PoolState {
     pub host: HostName,
     /// How many connections there are at most.
     pub size: usize,
-    /// Open, and nobody uses them.
+    /// Open, and unused.
     pub idle: usize,
     /// In use, being opened, or being cleaned or ended.
     pub used: usize,
@@ -192,8 +192,8 @@ impl Pool {
         shard: Option<ShardId>,
         held_for: Use,
     ) -> Result<Lease, GetError> {
-        // Whoever is granted a connection that has died asks again, and does not wait for longer
-        // because of that.
+        // A caller that gets a connection that has died requests another, and does not wait for
+        // longer because of that.
         let mut until = None;
         loop {
             let (asked, receiver) = self.ask(self.wish(shard, held_for));
@@ -309,14 +309,14 @@ impl Pool {
         }
     }
 
-    /// From now on a connection is closed as soon as nobody uses it or waits for it.
+    /// From now on a connection is closed as soon as it is unused and no call waits for it.
     pub(super) fn retire(&self) {
         let mut slots = self.lock();
         let (effects, _) = slots.end(self.number, Service::Retired);
         follow(slots, effects);
     }
 
-    /// From now on the pool gives no connection, and calls that wait are told so.
+    /// From now on the pool gives no connection, and calls that wait get an error.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         let mut slots = self.lock();
@@ -344,7 +344,7 @@ impl Pool {
         self.lock().counts(self.number).used
     }
 
-    /// Starts the task that closes idle connections, unless it runs. It goes on for as long as
+    /// Starts the task that closes idle connections, unless it runs. It continues for as long as
     /// there is a connection.
     fn start_sweeping(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::SeqCst) {

@@ -9,12 +9,12 @@ const WANTING_MAX: usize = 4;
 
 /// The slots of one pool.
 pub(super) struct PoolSlots<C, W> {
-    /// By slot: its connection, while nobody uses it.
+    /// By slot: its connection, while it is unused.
     idle: Box<[Option<C>]>,
     /// A bit for each slot that has an idle connection.
     idle_bits: Box<[u64]>,
     pub(super) idle_count: usize,
-    /// Slots that nobody holds and that have no connection. The one to be used next is on top.
+    /// Free slots without a connection. The one to be used next is on top.
     empty: Vec<usize>,
     /// How many slots have ever had a connection: those with the lowest numbers.
     opened: usize,
@@ -131,7 +131,7 @@ impl<C, W> PoolSlots<C, W> {
             (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize)
         };
         found(first, self.idle_bits[first] & (u64::MAX << bit)).or_else(|| {
-            // This goes round to the first word again, whose lower bits come last.
+            // This wraps around to the first word again: its lower bits come last.
             (1..=words)
                 .map(|step| (first + step) % words)
                 .find_map(|word| found(word, self.idle_bits[word]))
@@ -218,7 +218,7 @@ impl<C, W> PoolSlots<C, W> {
         self.wanting.iter_mut().flat_map(std::mem::take).collect()
     }
 
-    /// Nobody begins to wait for this slot as long as its holder has it.
+    /// No call starts to wait for this slot as long as its holder has it.
     pub(super) fn takes_longer(&mut self, slot: usize) {
         if let Some(held_for) = &mut self.held_for[slot] {
             *held_for = Use::Longer;
@@ -278,7 +278,7 @@ impl<C, W> PoolSlots<C, W> {
         }
     }
 
-    /// Takes the idle connections for which `ends` says so.
+    /// Takes the idle connections for which `ends` returns true.
     pub(super) fn close_idle(&mut self, ends: impl Fn(&C) -> bool) -> Vec<C> {
         let mut closed = Vec::new();
         for slot in 0..self.idle.len() {
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(nearest(&[0], 4, 5), Some(0));
         assert_eq!(nearest(&[2, 0], 3, 8), Some(2));
         assert_eq!(nearest(&[], 3, 8), None);
-        // Over more than a word, and round to what stands before the favourite in its own.
+        // Over more than a word, and around to what is before the favourite in its own.
         assert_eq!(nearest(&[70, 150], 200, 71), Some(150));
         assert_eq!(nearest(&[65, 70], 200, 71), Some(65));
         assert_eq!(nearest(&[199], 200, 0), Some(199));

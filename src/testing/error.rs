@@ -15,7 +15,7 @@ pub enum Error {
     /// There is no such number of shards.
     #[error("a cluster has 1 to {} shards, not {shards}", ShardCount::MAX.get())]
     Shards {
-        /// How many were asked for.
+        /// How many were requested.
         shards: u16,
     },
     /// The migrations cannot be read, or have mistakes.
@@ -53,7 +53,7 @@ pub enum Error {
     Database {
         /// Its name.
         database: String,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         #[source]
         source: tokio_postgres::Error,
     },
@@ -62,11 +62,11 @@ pub enum Error {
     File {
         /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// No runtime could be made for the blocking work, or the test's own ended meanwhile.
+    /// No runtime could be created for the blocking work, or the test's own ended in the meantime.
     #[error("there is no runtime to prepare the test's servers on")]
     Runtime(#[source] io::Error),
 }

@@ -18,8 +18,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! It needs PostgreSQL's programs on the machine ([`Binaries`] says
-//! where they are looked for), no superuser, no container, and no server that runs already.
+//! It needs PostgreSQL's programs on the machine ([`Binaries`] documents where they are searched),
+//! no superuser, no container, and no running server.
 //!
 //! # How it is fast
 //!
@@ -80,7 +80,7 @@ use servers::{Databases, Shared};
 /// The `application_name` of our sessions.
 const NAME: &str = "pgshard testing";
 
-/// A cluster for a test: two hosts and 16 shards, unless told otherwise. Await it.
+/// A cluster for a test: two hosts and 16 shards by default. Await it.
 pub fn cluster() -> ClusterBuilder {
     ClusterBuilder {
         hosts: 2,

@@ -74,7 +74,7 @@ impl Recipe {
         dev::host_names(self.hosts)
     }
 
-    /// The config of a cluster whose hosts have these URLs.
+    /// The config of a cluster of hosts with these URLs.
     pub(super) fn config_text(&self, hosts: Vec<(HostName, String)>) -> String {
         let folder = self.folder.as_deref().map(Path::to_string_lossy);
         let text = dev::config_text(self.shards, &hosts, folder.as_deref());

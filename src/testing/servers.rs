@@ -70,7 +70,7 @@ impl Shared {
     }
 
     fn server(&self) -> &Server {
-        // A cluster has as many servers as were asked for: one.
+        // A cluster has as many servers as requested: one.
         &self.servers.servers()[0]
     }
 
