@@ -22,10 +22,10 @@ use crate::shard::ShardId;
 use crate::mover::control::journal::Hold;
 use crate::mover::control::requests::DESIRED;
 use crate::mover::control::session::{Hosts, Session};
-use crate::mover::control::worker::Claimant;
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::desired::StopRequest;
 use crate::mover::protocol::error::Error;
+use crate::mover::protocol::worker::Claimant;
 use crate::pg::cause::chain;
 
 /// The first key of the session locks of movers. The second is the first half of the lease.

@@ -9,7 +9,7 @@
 //! that holds one of them is alive.
 
 use crate::mover::protocol::desired::{StopKind, StopRequest};
-use crate::mover::protocol::worker::{Work, Worker};
+use crate::mover::protocol::worker::{Claimant, Work, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -19,22 +19,13 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-use crate::mover::control::heartbeat::{Heartbeat, LOCK_CLASS};
+use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::control::journal::{COLUMNS, Entry, Hold, Signed};
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
-
-/// What a mover records about itself.
-#[derive(Clone, Debug)]
-pub(crate) struct Claimant {
-    pub(crate) id: MoveId,
-    pub(crate) lease: Uuid,
-    pub(crate) target: HostName,
-    pub(crate) holder: String,
-    pub(crate) work: Work,
-}
+use crate::schema::lock::MOVERS as LOCK_CLASS;
 
 /// The mover of a lease, dead or alive.
 #[derive(Debug)]

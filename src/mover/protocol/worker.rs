@@ -1,8 +1,11 @@
 //! Who works on a move.
 
 use jiff::Timestamp;
+use uuid::Uuid;
 
+use crate::map::HostName;
 use crate::mover::protocol::desired::StopRequest;
+use crate::mover::protocol::names::MoveId;
 
 /// The kind of work that a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,4 +58,14 @@ impl std::fmt::Display for Worker {
             None => Ok(()),
         }
     }
+}
+
+/// What a mover records about itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Claimant {
+    pub(crate) id: MoveId,
+    pub(crate) lease: Uuid,
+    pub(crate) target: HostName,
+    pub(crate) holder: String,
+    pub(crate) work: Work,
 }

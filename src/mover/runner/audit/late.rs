@@ -23,9 +23,9 @@ use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
 use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
+use crate::mover::runner::audit::known::{KNOWN, TABLE, known};
 use crate::mover::runner::audit::rows::Comparison;
 use crate::mover::runner::audit::side::{Side, Stored};
-use crate::mover::runner::audit::{KNOWN, TABLE, known};
 
 /// How each difference of this kind was found.
 const HOW: &str = "compared later: nobody has written to it since";

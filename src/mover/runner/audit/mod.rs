@@ -19,6 +19,7 @@
 //! 2. No audit delays an open, holds a lock between two chunks, or lasts longer than
 //!    [`Options::audit_max`](crate::mover::Options).
 
+mod known;
 mod late;
 mod rest;
 mod rows;
@@ -28,7 +29,6 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::map::HostName;
-use crate::shard::ShardId;
 
 use crate::mover::control::context::Context;
 use crate::mover::control::context::stopped;
@@ -37,13 +37,14 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::digest::Hashing;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::verdict::{Audit, AuditDifference, AuditState, LeftOut};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
 use crate::pg::cause::chain;
 
+pub(in crate::mover) use crate::mover::runner::audit::known::known;
+use crate::mover::runner::audit::known::{KNOWN, TABLE};
 use crate::mover::runner::audit::rows::Comparison;
 pub(in crate::mover) use crate::mover::runner::audit::side::Side;
 
@@ -196,36 +197,6 @@ async fn unless_altered(
     });
     Ok((found, left_out.collect()))
 }
-
-/// The tables of an old copy that are known to differ, rightly, when a rollback takes it back: the
-/// audit of its own move has named them. A rollback neither verifies nor audits them.
-///
-/// Locks: none but ACCESS SHARE on the journal.
-pub(in crate::mover) async fn known(
-    target: &Session,
-    former: Option<MoveId>,
-    shard: ShardId,
-) -> Result<BTreeSet<String>, Error> {
-    let Some(former) = former else {
-        return Ok(BTreeSet::new());
-    };
-    let Some(entry) = target.find_entry(former, shard).await? else {
-        return Ok(BTreeSet::new());
-    };
-    Ok(entry
-        .audit
-        .differences
-        .iter()
-        .filter_map(|one| one.what.strip_prefix(TABLE))
-        .map(str::to_owned)
-        .collect())
-}
-
-/// The reason given for those tables.
-const KNOWN: &str = "it differed already when the move that is taken back was audited";
-
-/// The prefix of a table's name in the differences.
-const TABLE: &str = "table ";
 
 /// Compares, and records the result. Returns the journal's state then.
 ///

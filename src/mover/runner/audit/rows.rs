@@ -21,7 +21,7 @@ use crate::mover::protocol::verdict::RowDifference;
 use crate::mover::protocol::verdict::{AuditDifference, LeftOut};
 use crate::mover::runner::permit::CutOverPermits;
 
-use crate::mover::runner::audit::TABLE;
+use crate::mover::runner::audit::known::TABLE;
 use crate::mover::runner::audit::side::{Side, Stored};
 
 /// How often a chunk is read again after a temporary error: a table was renamed, or a lock was
