@@ -121,7 +121,9 @@
 macro_rules! setters {
     ($options:ident: $($field:ident: $kind:ty),+ $(,)?) => {
         impl $options {$(
-            #[doc = concat!("Sets [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+            #[doc = concat!(
+                "Sets [`", stringify!($field), "`](field@Self::", stringify!($field), ")."
+            )]
             #[must_use]
             pub fn $field(mut self, $field: $kind) -> $options {
                 self.$field = $field;

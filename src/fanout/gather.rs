@@ -86,20 +86,19 @@ impl Shards {
         self
     }
 
-    /// How long the whole call may take, from when its first result is asked for. By default as
-    /// long as any call may
-    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)). Every shard
-    /// that has not answered by then fails with [`Error::TimedOut`].
+    /// How long the whole call may take, from the request for its first result. By default as long
+    /// as any call may ([`Options::statement_timeout`](crate::router::Options::statement_timeout)).
+    /// Every shard that has not answered by then fails with [`Error::TimedOut`].
     pub fn deadline(mut self, deadline: Duration) -> Shards {
         self.pace.deadline = Some(deadline);
         self
     }
 
-    /// Runs the statement on each shard. Nothing is sent before the first result is asked for;
-    /// dropping the [`Gather`] ends it. Awaited as a whole, it gives all rows with their shards, or
-    /// what failed ([`Partial`]).
+    /// Runs the statement on each shard. Nothing is sent before the first result is requested;
+    /// dropping the [`Gather`] ends it. Awaited as a whole, it returns all rows with their shards,
+    /// or what failed ([`Partial`]).
     ///
-    /// The parameters are borrowed as long as the results are asked for. [`Shards::query_with`]
+    /// The parameters are borrowed for as long as results are requested. [`Shards::query_with`]
     /// takes them.
     ///
     /// ```no_run
@@ -136,10 +135,11 @@ impl Shards {
         self.gather(sql.into(), make)
     }
 
-    /// Runs a statement that only reads, by the caller's word, on each shard, and gives the rows as
-    /// they come, in no order among the shards: [`Shard::query_raw`](crate::router::Shard::query_raw)
-    /// on one shard of each host at a time. Memory is needed for a few rows of each host, and one
-    /// connection. [`Shards::width`], [`Shards::depth`] and [`Shards::deadline`] mean nothing here.
+    /// Runs a statement on each shard and returns the rows as they arrive, in no order among the
+    /// shards: [`Shard::query_raw`](crate::router::Shard::query_raw) on one shard of each host at a
+    /// time. Calling it declares the statement as read-only. Memory is needed for a few rows of
+    /// each host, and one connection. [`Shards::width`], [`Shards::depth`] and [`Shards::deadline`]
+    /// have no effect here.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> Result<(), pgshard::router::Error> {
@@ -153,8 +153,8 @@ impl Shards {
     /// # Ok(()) }
     /// ```
     ///
-    /// There is no merging of such streams by an order: it would need a connection for each shard at
-    /// a time. [`ByKeys::merge`](super::ByKeys::merge) merges page by page.
+    /// There is no merging of such streams by an order: it would need a connection for each shard
+    /// at a time. [`ByKeys::merge`](super::ByKeys::merge) merges page by page.
     pub fn query_raw<'s>(&self, sql: impl Into<SqlText<'s>>, params: Values) -> RowStreams {
         RowStreams::new(&self.router, &self.shards, sql.into().to_sql(), params)
     }
@@ -175,10 +175,10 @@ impl Shards {
 /// The results of a statement on many shards, in the order in which they come: a [`Stream`] of each
 /// shard's rows or error.
 ///
-/// The statements go on while the caller does something with a result, and their connections are
-/// given back, so that the caller may use the router for every result. Results that the caller has
-/// not taken are kept, up to 4 MiB or 16,384 rows. Past that, no further statement is sent; where
-/// statements are pipelined ([`Shards::depth`]), their connection is held and the server waits.
+/// The statements continue while the caller uses a result, and their connections are returned, so
+/// that the caller may use the router for every result. Results that the caller has not taken are
+/// kept, up to 4 MiB or 16,384 rows. Past that, no further statement is sent; where statements are
+/// pipelined ([`Shards::depth`]), their connection is held and the server waits.
 #[must_use = "nothing is sent before the first result is asked for"]
 pub struct Gather<'a> {
     answers: Answers<'a>,

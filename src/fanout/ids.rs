@@ -17,8 +17,8 @@ use crate::router::{Error, Router, Sql, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
-    /// The rows of these IDs, wherever they are. One statement asks a shard for all its IDs, and
-    /// many statements are on their way at a time.
+    /// The rows of these IDs, wherever they are. One statement reads all IDs of a shard, and many
+    /// statements are on their way at a time.
     ///
     /// - An ID that is given twice is asked for once.
     /// - An ID that no row has gives no row.
@@ -124,12 +124,12 @@ impl ByIds {
         failed.or(all, self.wanted.len())
     }
 
-    /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of
-    /// each row must be the ID, a `bigint`, that it belongs to. An ID may have several rows; they
-    /// stay as its shard gave them. Rows of an ID that was not asked for come last.
+    /// As [`ByIds::query`], the rows in the order of the given IDs. The first column of each row
+    /// must be the ID, a `bigint`, that it belongs to. An ID may have several rows; they stay in
+    /// their shard's order. Rows of other IDs come last.
     ///
     /// # Errors
-    /// As [`ByIds::query`]; a shard whose first column is no `bigint` has failed.
+    /// As [`ByIds::query`]; a shard with a first column that is no `bigint` has failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).

@@ -17,7 +17,7 @@ use crate::shard::{Key, ShardId};
 
 impl Router {
     /// The rows of these keys, wherever they are: any that [`Router::by_key`] takes. A key that is
-    /// given twice is asked for once.
+    /// given twice is looked up once.
     ///
     /// # Errors
     /// [`Error::WrongKey`] when the cluster's keys are of another kind.
@@ -112,11 +112,11 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
 
     /// The first `limit` rows of all these keys together, in the order that `order` gives each row,
     /// merged from all shards. Rows that are equal by it come in the order of their shards: let the
-    /// last part of `order` tell any two rows apart, as the ID does.
+    /// last part of `order` distinguish any two rows, as the ID does.
     ///
-    /// The statement gets that shard's keys as `$1` and `params` from `$2` on. Give it the same order
-    /// and the same LIMIT, so that no shard sends more than can be on the page. For the next page it
-    /// begins behind the last row of this one:
+    /// The statement gets that shard's keys as `$1` and `params` from `$2` on. Give it the same
+    /// order and the same LIMIT, so that no shard sends more than can be on the page. For the next
+    /// page it begins behind the last row of this one:
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, followed: &[i64]) -> Result<(), Box<dyn std::error::Error>> {

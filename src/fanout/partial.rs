@@ -18,7 +18,7 @@ pub struct Partial<T, W> {
     pub failed: Vec<Failed<W>>,
     /// How many shards the call was for.
     pub shards: usize,
-    /// Whether the statement changes nothing, by the caller's word.
+    /// Whether the statement is declared as read-only.
     only_reads: bool,
 }
 
@@ -121,7 +121,7 @@ impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
     }
 }
 
-/// For `?`: the error says that the call was done in part, and keeps what was done. A call for one
+/// For `?`: the error contains that the call was done in part, and what was done. A call for one
 /// shard is either done or not, so it gives that shard's error.
 impl<T, W> From<Partial<T, W>> for Error
 where

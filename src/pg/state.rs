@@ -16,9 +16,8 @@ pub fn is_signpost(error: &tokio_postgres::Error) -> bool {
 }
 
 /// Whether a shard that is fenced, has moved or is not open yet can make a statement fail like
-/// this, besides
-/// [`is_signpost`]: classes 42 (a name is missing, or means something else), 0A (not on a view), 3F (no such schema)
-/// and 55 (object not in the right state).
+/// this, besides [`is_signpost`]: classes 42 (a name is missing, or means something else), 0A (not
+/// on a view), 3F (no such schema) and 55 (object not in the right state).
 ///
 /// Such an error may just as well be the application's own mistake: look at the host's
 /// `pgshard.shard` row before believing either.
@@ -62,8 +61,8 @@ pub(crate) fn is_refused_login(code: &str) -> bool {
 /// again: while one is changed, the server and its source differ for a moment.
 pub(crate) const LOGIN_AGAIN: std::time::Duration = std::time::Duration::from_millis(250);
 
-/// Whether another transaction was in the way: serialization failure, deadlock. The same transaction
-/// may succeed at the next try.
+/// Whether another transaction was in the way: serialization failure, deadlock. The same
+/// transaction may succeed at the next try.
 pub fn is_conflict(code: &SqlState) -> bool {
     matches!(code.code(), "40001" | "40P01")
 }

@@ -12,8 +12,8 @@ use crate::pg::cause::{chain, message};
 use crate::pg::{self, state};
 use crate::shard::{KeyKind, ShardCount, ShardId};
 
-/// Why a call did not give what was asked for. Display names the shard and the host, and says the
-/// cause too (PostgreSQL's message with its SQLSTATE); the cause is also the source.
+/// Error returned by router calls. `Display` names the shard and the host, and includes the cause
+/// (PostgreSQL's message with its SQLSTATE); the cause is also the source.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,7 +26,7 @@ pub enum Error {
     NoSuchId {
         /// The number.
         id: i64,
-        /// What its shard bits say.
+        /// The shard in its bits.
         shard: ShardId,
         /// N.
         shards: ShardCount,
@@ -35,7 +35,7 @@ pub enum Error {
     #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to \
         {}", shards.get() - 1)]
     NoSuchShard {
-        /// The shard asked for.
+        /// The requested shard.
         shard: ShardId,
         /// N.
         shards: ShardCount,
@@ -45,7 +45,7 @@ pub enum Error {
     WrongKey {
         /// The kind of the key.
         given: KeyKind,
-        /// What the config says.
+        /// The number of shards in the config.
         cluster: KeyKind,
     },
     /// The host belongs to another cluster than the config, or the config has been changed where it
@@ -94,7 +94,7 @@ pub enum Error {
     NotHere {
         /// The shard.
         shard: ShardId,
-        /// The host that was asked.
+        /// The host.
         host: HostName,
     },
     /// BEGIN, COMMIT, ROLLBACK and their like are the router's own.
@@ -163,8 +163,8 @@ pub enum Error {
         /// The limit.
         limit_ms: u128,
         /// Whether it may have taken effect. False when nothing was on its way, when the statement
-        /// only reads by the caller's word ([`Sql::reading`](super::Sql::reading),
-        /// [`Selects`](super::Selects)), and in a transaction whose COMMIT was not sent.
+        /// is declared as read-only ([`Sql::reading`](super::Sql::reading),
+        /// [`Selects`](super::Selects)), and in a transaction before its COMMIT was sent.
         may_have_run: bool,
     },
     /// The call got no connection to the host in time.
@@ -203,11 +203,11 @@ pub enum Error {
         /// Its host.
         host: HostName,
         /// Whether the statement may have taken effect. False within a transaction, because that is
-        /// rolled back, and for a statement that only reads by the caller's word
+        /// rolled back, and for a statement that is declared as read-only
         /// ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)). A SELECT without
-        /// that word may have taken effect: it can call a function that writes.
+        /// that declaration may have taken effect: it can call a function that writes.
         may_have_run: bool,
-        /// What the driver says.
+        /// The error of the driver.
         source: Cause,
     },
     /// The connection ended during COMMIT: the transaction has taken effect, or it has not.
@@ -221,7 +221,7 @@ pub enum Error {
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// What the driver says.
+        /// The error of the driver.
         source: Cause,
     },
     /// The server refuses the statement, or the driver refuses to send it or cannot take its
@@ -233,11 +233,11 @@ pub enum Error {
         /// Its host.
         host: HostName,
         /// Whether it may have taken effect nevertheless: a statement that can commit before its
-        /// end (CALL, DO), or one whose answer the driver cannot take (COPY without its own
+        /// end (CALL, DO), or one with an answer that the driver cannot take (COPY without its own
         /// methods). False when the driver has sent nothing, within a transaction, and for a
-        /// statement that only reads by the caller's word.
+        /// statement that is declared as read-only.
         may_have_run: bool,
-        /// What the server or the driver says.
+        /// The error of the server or the driver.
         source: Cause,
     },
     /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being
@@ -252,10 +252,10 @@ pub enum Error {
         shard: ShardId,
         /// The host where it ran.
         host: HostName,
-        /// What the server said.
+        /// The error of the server.
         source: Cause,
     },
-    /// The statement did not give the number of rows that was asked for. It has run.
+    /// The statement did not return the expected number of rows. It has run.
     #[error(
         "shard {shard} on host {host} gave {got} rows where {expected} wanted{}",
         if *may_have_run { ", and the statement has run" } else { "" }
@@ -265,17 +265,17 @@ pub enum Error {
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// What was asked for.
+        /// The expected number.
         expected: Expected,
         /// How many came.
         got: usize,
         /// Whether it may have taken effect. False within a transaction, because that is rolled
-        /// back when its closure returns the error, and for a statement that only reads by the
-        /// caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)).
+        /// back when its closure returns the error, and for a statement that is declared as
+        /// read-only ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)).
         may_have_run: bool,
     },
-    /// A row cannot be read as the type that was asked for: a column is missing, has another type,
-    /// or is NULL where the type has no NULL. The statement has run.
+    /// A row cannot be read as the requested type: a column is missing, has another type, or is
+    /// NULL where the type has no NULL. The statement has run.
     #[error(
         "shard {shard} on host {host} gave a row that cannot be read{}: {}",
         if *may_have_run { ", and the statement has run" } else { "" },
@@ -288,12 +288,12 @@ pub enum Error {
         host: HostName,
         /// Whether it may have taken effect. False where it is for [`Error::RowCount`].
         may_have_run: bool,
-        /// What the driver says.
+        /// The error of the driver.
         source: Cause,
     },
     /// A stream ([`Shard::query_raw`](super::Shard::query_raw),
     /// [`Shard::copy_out`](super::Shard::copy_out)) ended after its first row and before its last
-    /// one: the connection was lost, say. The rows that were read are right.
+    /// one, for example because the connection was lost. The rows that were read are right.
     #[error(
         "the rows of shard {shard} on host {host} ended after {rows} of them: {}",
         chain(&**source)
@@ -305,7 +305,7 @@ pub enum Error {
         host: HostName,
         /// How many rows were read.
         rows: u64,
-        /// What the driver says.
+        /// The error of the driver.
         source: Cause,
     },
     /// The shard stayed closed, or its hosts disagreed about it, for longer than the router waits.
@@ -313,14 +313,14 @@ pub enum Error {
     ShardUnavailable {
         /// The shard.
         shard: ShardId,
-        /// The host asked last.
+        /// The host of the last attempt.
         host: HostName,
         /// How long the call waited.
         waited_ms: u128,
-        /// What stood in the way last.
+        /// The reason of the last attempt.
         reason: String,
     },
-    /// The host could not be asked whether it still has the shard.
+    /// The host could not be reached to find out whether it still has the shard.
     #[error("host {host} cannot be asked about shard {shard} ({}): run `pgshard check`", chain(&**source))]
     LookUp {
         /// The shard.
@@ -342,8 +342,8 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// A statement was run on a transaction beside one of its open savepoints, where a rollback to
-    /// the savepoint would undo it too. Nothing was sent.
+    /// A statement was run on a transaction while one of its savepoints was open: a rollback to the
+    /// savepoint would undo the statement too. Nothing was sent.
     #[error(
         "the transaction on shard {shard} has a savepoint open: a statement runs within it, or \
             before or after it, not beside it"
@@ -364,8 +364,8 @@ pub enum Error {
         shard: ShardId,
     },
     /// A call over many shards failed on some of them; `?` turns
-    /// [`Partial`](crate::fanout::Partial) into this error. The other shards have done what was
-    /// asked, so repeating the whole call would do that twice.
+    /// [`Partial`](crate::fanout::Partial) into this error. The other shards have completed the
+    /// call, so repeating the whole call would do that twice.
     /// [`Partial::of`](crate::fanout::Partial::of) reads from the error what is done and what is
     /// not.
     #[error("{failed} of {shards} shards failed, and the others did what was wanted of them")]
@@ -410,7 +410,7 @@ pub enum HostDiffers {
     },
 }
 
-/// Why a host did not say where a shard is.
+/// Why the host of a shard could not be determined.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookUpError {
@@ -481,7 +481,7 @@ impl std::fmt::Display for Queue {
     }
 }
 
-/// How many rows were asked for.
+/// The expected number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// `query_one`.
@@ -524,7 +524,7 @@ impl Error {
                 may_have_run,
                 ..
             } => {
-                // 08P01 to a connection that goes on is the number of parameters, say.
+                // 08P01 on a connection that continues is, for example, the number of parameters.
                 let transient = |code: &SqlState| {
                     state::is_transient(code) && *code != SqlState::PROTOCOL_VIOLATION
                 };
@@ -557,7 +557,7 @@ impl Error {
         }
     }
 
-    /// What the driver said, if the statement got that far.
+    /// The error of the driver, if the statement got that far.
     pub fn as_postgres_error(&self) -> Option<&tokio_postgres::Error> {
         match self {
             Error::ConnectionLost { source, .. }
@@ -570,7 +570,7 @@ impl Error {
         }
     }
 
-    /// What the server said, if it said something.
+    /// The error of the server, if there was one.
     pub fn as_db_error(&self) -> Option<&DbError> {
         self.as_postgres_error()
             .and_then(tokio_postgres::Error::as_db_error)
@@ -583,7 +583,7 @@ impl Error {
     }
 }
 
-/// What the server says where it has answered, without DETAIL and HINT, which show values of rows.
+/// The server's message if it has answered, without DETAIL and HINT, which show values of rows.
 fn server_message(source: &tokio_postgres::Error) -> String {
     source.as_db_error().map_or_else(|| chain(source), message)
 }

@@ -12,8 +12,8 @@ use super::sql::SqlText;
 use crate::shard::ShardId;
 
 /// What runs statements on a shard: [`Shard`], [`Reads`], [`Transaction`]. Its methods are theirs;
-/// `{shard}` in a statement is the shard's schema. As with `tokio_postgres::GenericClient`, a helper
-/// takes `&impl Executor`.
+/// `{shard}` in a statement is the shard's schema. As with `tokio_postgres::GenericClient`, a
+/// helper takes `&impl Executor`.
 ///
 /// ```no_run
 /// use pgshard::router::{Error, Executor};

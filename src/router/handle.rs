@@ -182,10 +182,10 @@ impl<'r> Shard<'r> {
     ///
     /// The whole closure is run again when one of its statements met a move, whatever it returned,
     /// and once when a statement had been prepared before a migration of the application. So it
-    /// must do nothing that cannot be done twice. What it collects it returns, so that nothing of an
-    /// earlier run is in it. Where the error's type is not known from elsewhere, the closure says it:
-    /// `async |tx| -> Result<(), Error> { … }`. A statement that fails ends the transaction, as
-    /// always in PostgreSQL; to go on after a failure, run the statement within a
+    /// must do nothing that cannot be done twice. What it collects it returns, so that nothing of
+    /// an earlier run is in it. Where the error's type is not known from elsewhere, the closure
+    /// says it: `async |tx| -> Result<(), Error> { … }`. A statement that fails ends the
+    /// transaction, as always in PostgreSQL; to go on after a failure, run the statement within a
     /// [`Transaction::savepoint`].
     ///
     /// ```no_run

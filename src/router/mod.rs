@@ -13,8 +13,8 @@
 //! its end ([`Error::NotRepeated`]), everything on a [`RawClient`], and a connection that is lost
 //! while a writing statement or COMMIT is on its way.
 //!
-//! An error that a move can have caused (a missing name, say) costs one question to the shard's
-//! host before the application gets it.
+//! An error that a move can have caused (a missing name, for example) costs one query to the
+//! shard's host before the application gets it.
 //!
 //! Invariant: the router never decides who serves a shard. It believes a host only about itself,
 //! and the signpost on a host that no longer serves the shard refuses whatever a router sends there
@@ -109,8 +109,7 @@ pub struct Router(Arc<Inner>);
 /// What a router has done about moves since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Questions to hosts about who owns a shard. Callers that ask a host at the same time share
-    /// one.
+    /// Lookups of owners on hosts. Concurrent callers share one.
     pub look_ups: u64,
     /// Statements and transactions that were run again.
     pub retries: u64,
@@ -179,8 +178,8 @@ impl Router {
     }
 
     /// The shard that an ID names: a `bigint` as it is in the database, or an [`Id`]. No I/O, no
-    /// allocation. Only the shard's bits count: an ID without a time (a number that never was an ID,
-    /// most likely: a ticket, a key) names a shard too.
+    /// allocation. Only the shard's bits count: an ID without a time (a number that never was an
+    /// ID, most likely: a ticket, a key) names a shard too.
     ///
     /// # Errors
     /// [`Error::NoSuchId`] when the cluster does not have that shard.
@@ -225,12 +224,13 @@ impl Router {
         hosts
     }
 
-    /// The map, without what hosts have said since; [`Shard::host`] includes that.
+    /// The map, without what hosts have reported since; [`Shard::host`] includes that.
     pub fn map(&self) -> Arc<ShardMap> {
         self.0.snapshot.load().map.clone()
     }
 
-    /// Takes another map. Placements that hosts have told the router are kept where they are newer.
+    /// Replaces the map. Placements that hosts have reported to the router are kept where they are
+    /// newer.
     ///
     /// # Errors
     /// [`Error::OtherCluster`] when it has another number of shards, [`Error::OlderMap`] when it is
@@ -240,10 +240,10 @@ impl Router {
     }
 
     /// Takes the current map of a store and every map that replaces it, whatever its version (a
-    /// restored store has an earlier one). It also asks the [`HostSource`] how the hosts are
-    /// reached. This goes on until the store is gone or the last clone of the router is dropped. A
-    /// second call ends what the first one started. It also ends with the tokio runtime that this is
-    /// called in; [`connect`](crate::connect) has a thread for it.
+    /// restored store has an earlier one). It also calls the [`HostSource`] for how the hosts are
+    /// reached. This continues until the store is gone or the last clone of the router is dropped.
+    /// A second call ends what the first one started. It also ends with the tokio runtime that this
+    /// is called in; [`connect`](crate::connect) has a thread for it.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -271,7 +271,7 @@ impl Router {
                         return;
                     };
                     // The source may read a file, so this must not run on a worker thread. If it
-                    // panics, the next round asks again.
+                    // panics, the next round calls it again.
                     let _ = tokio::task::spawn_blocking(move || router.renew_hosts()).await;
                     tokio::select! {
                         newer = maps.changed() => match newer {
@@ -296,8 +296,8 @@ impl Router {
         task
     }
 
-    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, and
-    /// asks the [`HostSource`] for the hosts. Call it on the signal that means "read your config
+    /// Makes the store that the router [follows](Router::follow) check for a newer map at once, and
+    /// calls the [`HostSource`] for the hosts. Call it on the signal that means "read your config
     /// again". Returns at once, and does nothing when the router follows no store.
     ///
     /// ```no_run
@@ -337,7 +337,7 @@ impl Router {
         }
     }
 
-    /// Whether a statement changes nothing, by the caller's word or by the options.
+    /// Whether a statement is read-only, by the caller's declaration or by the options.
     pub(crate) fn only_reads(&self, sql: &Sql) -> bool {
         sql.only_reads(self.0.options.selects)
     }

@@ -1,8 +1,8 @@
 //! A shard for callers that only read: on a standby of its host if that is near enough, else on the
 //! primary.
 //!
-//! Invariant: what a standby says is never the last word about an error. Whatever goes wrong there,
-//! the primary is asked, as if nothing had been asked before.
+//! Invariant: an error of a standby is never final. Whatever goes wrong there, the primary is used,
+//! as if there had been no attempt before.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +28,7 @@ use super::stale::MoveSignal;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
-/// A shard for calls that only read, by the caller's word (as [`Sql::reading`]). Made by
+/// A shard for calls that are declared as read-only (as [`Sql::reading`]). Made by
 /// [`Shard::reads`].
 ///
 /// A statement goes to a standby of the shard's host, in turn if there are several, when the router
@@ -40,10 +40,10 @@ use crate::shard::ShardId;
 /// connection, and when it cancels a statement that takes too long.
 ///
 /// A read shows everything that was committed at least that long ago, but may miss what is newer,
-/// and the second of two reads may show less than the first. A caller that must see what it wrote
+/// and the second of two reads may show less than the first. A caller that must see its own writes
 /// uses [`Reads::after`]. The same holds while the shard moves: a standby of the host that the
-/// shard leaves goes on showing it until the standby has replayed the move, and after that the
-/// router asks elsewhere.
+/// shard leaves shows it until the standby has replayed the move, and after that the router reads
+/// elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Reads<'r> {
     shard: Shard<'r>,
@@ -70,7 +70,7 @@ pub struct PositionError;
 const POSITION: &str = "SELECT pg_catalog.pg_current_wal_insert_lsn(), \
     pg_catalog.current_setting('wal_block_size')::pg_catalog.int8";
 
-/// How often a position is asked for again because the shard moved meanwhile.
+/// How often a position is read again because the shard moved in between.
 const MOVES_MAX: u32 = 8;
 
 impl<'r> Shard<'r> {
@@ -94,8 +94,8 @@ impl<'r> Shard<'r> {
         }
     }
 
-    /// How far the shard's host has written its log. Ask the router that wrote, after the write was
-    /// acknowledged.
+    /// How far the shard's host has written its log. Call it on the router that wrote, after the
+    /// write was acknowledged.
     ///
     /// # Errors
     /// As [`Shard::query`].
@@ -108,7 +108,7 @@ impl<'r> Shard<'r> {
         loop {
             let epoch = inner.place(self.id())?.epoch;
             let (lsn, block): (PgLsn, i64) = self.query_one_as(POSITION, &[]).await?;
-            // The log belongs to the host. The right host was asked if the shard is where it was
+            // The log belongs to the host. It was the right host if the shard is where it was
             // before.
             let place = inner.place(self.id())?;
             if place.epoch == epoch {
@@ -146,11 +146,10 @@ fn past_records(lsn: u64, block: u64) -> u64 {
 }
 
 impl Reads<'_> {
-    /// Reads only where everything up to `position` is visible, as the connection that is read on
-    /// says itself. The call waits for a standby that is not there yet,
-    /// [`Options::replica_wait`](super::Options::replica_wait) long at most; then it asks the
-    /// primary. It asks the primary at once when the position is from before a move, or of another
-    /// shard.
+    /// Reads only where everything up to `position` is visible, checked on the connection of the
+    /// read itself. The call waits for a standby that is not there yet, at most
+    /// [`Options::replica_wait`](super::Options::replica_wait); then it uses the primary. It uses
+    /// the primary at once when the position is from before a move, or of another shard.
     #[must_use]
     pub fn after(mut self, position: Position) -> Self {
         self.after = Some(position);
@@ -253,7 +252,7 @@ impl Reads<'_> {
             .await
     }
 
-    /// Runs the statement on a standby, or says why the primary must be asked.
+    /// Runs the statement on a standby, or returns why the primary must be used.
     async fn at<A: Answer>(
         self,
         place: &Place,
@@ -296,7 +295,7 @@ impl Reads<'_> {
         }
         tracing::debug!(%shard, host = %standby.host.name, error = %failed.error, "a standby gives \
             an error");
-        // It took too long, or somebody ended it: another try would take as long.
+        // It took too long, or was cancelled: another try would take as long.
         if failed.error.code() == Some(&SqlState::QUERY_CANCELED) {
             return Err(Error::Statement {
                 shard,
@@ -309,9 +308,9 @@ impl Reads<'_> {
     }
 }
 
-/// Whether the session may remember a signpost. Nobody asks here whether an error is the
-/// application's own mistake, and such a mistake should not cost a connection. Only what goes wrong
-/// in a function has a CONTEXT, so other errors count only if a signpost gave them.
+/// Whether the session may remember a signpost. It is not checked here whether an error is the
+/// application's own mistake, and such a mistake should not cost a connection. Only errors within a
+/// function have a CONTEXT, so other errors count only if a signpost gave them.
 fn remembers(failed: &Failed) -> bool {
     let within = failed
         .error

@@ -1,19 +1,19 @@
 //! The standbys of a host: which of them a read may be sent to, and whether one has what the reader
 //! wants to see.
 //!
-//! The router finds out with its own clock how old the data is that a standby shows. It asks the
-//! primary where its log is. A standby that has replayed as much shows all that had been committed
-//! when the primary was asked. That also finds a standby that receives nothing any more, which it
-//! would not say itself.
+//! The router determines with its own clock how old the data of a standby is. It reads the position
+//! of the primary's log. A standby that has replayed as much shows everything that had been
+//! committed at that time. That also detects a standby that receives nothing any more, which it
+//! would not report itself.
 //!
-//! An address may lead to several standbys, and to another one tomorrow. So the checks only say
-//! where a read is worth a try. The connection that the read runs on is asked itself, unless it was
-//! asked a short time ago: a connection leads to one server for as long as it lives. (A pooler must
+//! An address may lead to several standbys, and to another one tomorrow. So the checks only decide
+//! where a read is worth a try. The connection of the read itself is checked, too, unless that was
+//! done a short time ago: a connection leads to one server for as long as it lives. (A pooler must
 //! have only one server behind it, because this is not so there.)
 //!
-//! Invariant: a read goes only to a standby that is known to show everything that is older than
-//! [`Options::max_replica_lag`]. No call waits for the checks, and they ask at a bounded rate,
-//! however many calls read.
+//! Invariant: a read is sent only to a standby that is known to show everything that is older than
+//! [`Options::max_replica_lag`]. No call waits for the checks, and their rate is bounded, however
+//! many calls read.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -36,8 +36,8 @@ use super::sql::{Rendered, Sql};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
 
-/// Asks a primary for its identity and the position of its log. The flushed position counts,
-/// because no standby gets more than that. A standby gives no row.
+/// Reads a primary's identity and the position of its log. The flushed position counts, because no
+/// standby gets more than that. A standby gives no row.
 ///
 /// The identity is the system identifier, which standbys share, with the host's name that bootstrap
 /// recorded: servers that were made from one backup have the same identifier.
@@ -46,8 +46,8 @@ const PRIMARY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELE
     pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_control_system() WHERE NOT \
     pg_catalog.pg_is_in_recovery()";
 
-/// Asks a standby for its identity and how far it has replayed. A primary gives no row: for all
-/// that we know, a server that was promoted is no standby of this host any more.
+/// Reads a standby's identity and how far it has replayed. A primary gives no row: for all that is
+/// known, a server that was promoted is no standby of this host any more.
 const STANDBY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM \
     pgshard.cluster)), \
     pg_catalog.pg_last_wal_replay_lsn() FROM pg_catalog.pg_control_system() WHERE \
@@ -56,8 +56,8 @@ const STANDBY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELE
 /// How long an answer may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// How often a standby that readers wait for is asked how far it is, and how often one that does
-/// not answer.
+/// How often the position of a standby is read while calls wait for it, and how often that of one
+/// that does not answer.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 const POLL_FAILED: Duration = Duration::from_millis(50);
 
@@ -66,9 +66,9 @@ pub(super) struct Replicas {
     standbys: Vec<Arc<Standby>>,
     lag_max: Duration,
     wait_max: Duration,
-    /// The standby whose turn it is.
+    /// The next standby.
     next: AtomicUsize,
-    /// When all were last asked.
+    /// When all were last checked.
     checked: Mutex<Option<Instant>>,
     /// Whether a check is running.
     checking: AtomicBool,
@@ -77,20 +77,20 @@ pub(super) struct Replicas {
 
 /// One standby.
 pub(super) struct Standby {
-    /// Its pools and its circuit, under the name of the host whose standby it is.
+    /// Its pools and its circuit, under the name of the host that it is a standby of.
     pub(super) host: Host,
     address: String,
     /// The standby is known to show all that was committed by then.
     fresh_at: Mutex<Option<Instant>>,
     /// How far it is.
     replayed: watch::Sender<u64>,
-    /// Whether a task asks it for the calls that wait.
+    /// Whether a task polls it for the calls that wait.
     polling: AtomicBool,
-    /// Whether the log says already that the server is no standby of this host.
+    /// Whether the log has already reported that the server is no standby of this host.
     warned: AtomicBool,
 }
 
-/// What a connection's server showed when it was asked.
+/// The state of a connection's server at its last check.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
     /// The server shows all that was committed by then. `None`: it is not known how old its data
@@ -107,7 +107,7 @@ impl Shown {
     }
 }
 
-/// Where the primary's log was, and when it was asked.
+/// The position of the primary's log, and when it was read.
 #[derive(Default)]
 struct Primary {
     identity: Option<String>,
@@ -284,7 +284,7 @@ impl Replicas {
         }
     }
 
-    /// Starts a task that asks primary and standbys, unless they were asked a short time ago.
+    /// Starts a task that checks primary and standbys, unless they were checked a short time ago.
     fn check_if_due(&self, host: &Arc<Host>, now: Instant) {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let early =
@@ -389,7 +389,7 @@ impl Standby {
     }
 
     /// Waits until the standby has replayed `position`; false when the time is over first. However
-    /// many calls wait, one task asks for all of them.
+    /// many calls wait, one task polls for all of them.
     async fn reaches(self: &Arc<Self>, position: u64, wait_max: Duration) -> bool {
         let mut replayed = self.replayed.subscribe();
         self.poll();
@@ -399,7 +399,7 @@ impl Standby {
             .is_ok_and(|reached| reached.is_ok())
     }
 
-    /// Asks the standby how far it is, again and again, while somebody waits.
+    /// Polls the standby's position while calls wait.
     fn poll(self: &Arc<Self>) {
         if self.polling.swap(true, Ordering::AcqRel) {
             return;
@@ -423,7 +423,7 @@ impl Standby {
                 tokio::time::sleep(pause).await;
                 if standby.replayed.receiver_count() == 0 {
                     standby.polling.store(false, Ordering::Release);
-                    // A call that came meanwhile found `polling` set, and relies on this task.
+                    // A call that arrived in between found `polling` set, and relies on this task.
                     if standby.replayed.receiver_count() == 0
                         || standby.polling.swap(true, Ordering::AcqRel)
                     {
@@ -436,8 +436,8 @@ impl Standby {
     }
 }
 
-/// Notes that nothing asks the standby once its task ends, however it ends: a router can outlive the
-/// runtime that the task ran in.
+/// Records that the standby is not polled once its task ends, however it ends: a router can outlive
+/// the runtime that the task ran in.
 struct Polling {
     standby: Arc<Standby>,
     /// Whether the task has not ended by itself. Then `polling` may belong to another one.
@@ -452,8 +452,8 @@ impl Drop for Polling {
     }
 }
 
-/// Asks a server for its identity and its position in the log. `None` if it is a standby and the
-/// question is for a primary, or the other way round.
+/// Reads a server's identity and its position in the log. `None` if it is a standby and the query
+/// is for a primary, or the other way round.
 async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let asking = async {
@@ -486,7 +486,7 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
     }
 }
 
-/// Asks the same on the connection that a read will run on.
+/// Does the same on the connection that a read will run on.
 async fn ask(lease: &mut Lease, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let rows: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), &[], Prepare::Once).await;

@@ -184,11 +184,11 @@ impl Transaction {
     /// [`Shard::orm_transaction`](super::Shard::orm_transaction) `search_path` is the shard's
     /// schema; elsewhere [`Transaction::schema`] has the name.
     ///
-    /// The router does not see these statements. So it asks the host, once the closure has returned,
-    /// whether it has served the shard all the time, and runs the closure again if not. BEGIN,
-    /// COMMIT and ROLLBACK are the router's own here too. A statement whose future is dropped ends
-    /// the transaction, unless it has ended by itself within a second; then it takes effect with the
-    /// transaction.
+    /// The router does not see these statements. So it asks the host, once the closure has
+    /// returned, whether it has served the shard all the time, and runs the closure again if not.
+    /// BEGIN, COMMIT and ROLLBACK are the router's own here too. A statement whose future is
+    /// dropped ends the transaction, unless it has ended by itself within a second; then it takes
+    /// effect with the transaction.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -228,8 +228,9 @@ impl Transaction {
     }
 
     /// The router's error for one of the driver's, of a statement on [`Transaction::client`]. It is
-    /// noted, so that [`TransactionBuilder::retry_conflicts`](super::TransactionBuilder::retry_conflicts)
-    /// applies to it.
+    /// noted, so that
+    /// [`TransactionBuilder::retry_conflicts`](super::TransactionBuilder::retry_conflicts) applies
+    /// to it.
     pub fn failed(&self, error: tokio_postgres::Error) -> Error {
         let (shard, host) = (self.0.shard, self.0.host.clone());
         let (may_have_run, is_lost) = (false, is_lost(&error));
@@ -418,9 +419,9 @@ impl Transaction {
         self.send(&mut state, &sql, params).await
     }
 
-    /// The transaction can only have read so far, because a write would have kept the shard where it
-    /// is. What it reads next could be the old copy, through a plan made before the fence. So it is
-    /// run again where the shard is now.
+    /// The transaction can only have read so far, because a write would have kept the shard where
+    /// it is. What it reads next could be the old copy, through a plan made before the fence. So it
+    /// is run again where the shard is now.
     fn still_here(&self, state: &mut TransactionState) -> Result<(), Error> {
         let Running {
             router,

@@ -78,7 +78,7 @@ pub(super) struct Session {
     dirty: AtomicBool,
     /// Whether it was borrowed as the favourite of its user's shard.
     pub(super) is_favourite: bool,
-    /// What the server showed when it was last asked, if it is a standby.
+    /// The server's state at its last check, if it is a standby.
     pub(super) shown: Mutex<Option<Shown>>,
     /// The circuit's generation when the session was opened.
     pub(super) generation: u32,
@@ -97,7 +97,7 @@ pub(super) struct Session {
 pub(super) struct Opened {
     pub(super) connection: Connection,
     pub(super) statements: Statements,
-    /// The circuit's generation when the connection was asked for.
+    /// The circuit's generation when the connection was requested.
     pub(super) generation: u32,
     pub(super) circuit: Arc<Circuit>,
     pub(super) recycle: Recycle,
@@ -146,7 +146,7 @@ impl Failed {
     }
 
     /// Whether the connection is of no use any more: the answer does not fit the request, so that
-    /// it belongs to another statement, or goes on, or waits for what nobody sends.
+    /// it belongs to another statement, or continues, or waits for what is never sent.
     pub(super) fn is_unexpected(&self) -> bool {
         Origin::of(&self.error) == Origin::Answer
     }
@@ -171,7 +171,7 @@ impl Failed {
     }
 
     /// Whether the driver did not send it, since a parameter is of another type than the server
-    /// wanted when it was asked.
+    /// wanted when the statement was prepared.
     fn is_of_another_type(&self) -> bool {
         std::error::Error::source(&self.error).is_some_and(|cause| cause.is::<WrongType>())
     }
@@ -242,7 +242,7 @@ impl Session {
     }
 
     /// Runs one statement. Several at a time follow each other on a connection that can pipeline
-    /// ([`Session::can_pipeline`]). A caller that does not go through [`Lease::run`] must tell the
+    /// ([`Session::can_pipeline`]). A caller that does not use [`Lease::run`] must report to the
     /// lease itself whether answers are awaited.
     pub(super) async fn run<A: Answer>(
         &self,
@@ -341,8 +341,8 @@ impl Session {
         cleaned
     }
 
-    /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because it
-    /// then goes to somebody else.
+    /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because
+    /// another client gets it next.
     fn ending(&self, end: End) -> &'static str {
         let with_session = self.is_dirty() && matches!(self.statements, Prepared::Unnamed(_));
         match (end, with_session) {
@@ -353,7 +353,7 @@ impl Session {
         }
     }
 
-    /// Notes that a transaction was ended as [`Session::ending`] says.
+    /// Records that a transaction was ended as [`Session::ending`] requires.
     fn ended(&self) {
         if matches!(self.statements, Prepared::Unnamed(_)) {
             self.dirty.store(false, Ordering::Relaxed);
@@ -489,8 +489,8 @@ pub(super) struct Lease {
 }
 
 /// COMMIT gives no error in a transaction that has failed: the server rolls back, and only the
-/// command tag says so, which the driver does not show. SAVEPOINT is refused there, and outside a
-/// transaction too, so that COMMIT is not reached.
+/// command tag shows it, which the driver does not expose. SAVEPOINT is refused there, and outside
+/// a transaction too, so that COMMIT is not reached.
 const COMMIT: &str = "SAVEPOINT pgshard_end; COMMIT";
 
 /// Commits, and cleans the session. Nothing may fail after COMMIT, so the cleaning comes before it.

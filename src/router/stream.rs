@@ -24,10 +24,10 @@ use super::statement_class::StatementClass;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-/// The rows of [`Shard::query_raw`] in the order in which the server gives them: a
-/// [`Stream`]. It owns what it needs, so that it can be returned, kept and spawned. The server waits
-/// while rows are not read, and the connection is in use until the last one was read, or the stream
-/// is dropped.
+/// The rows of [`Shard::query_raw`] in the order in which the server gives them: a [`Stream`]. It
+/// owns what it needs, so that it can be returned, kept and spawned. The server waits while rows
+/// are not read, and the connection is in use until the last one was read, or the stream is
+/// dropped.
 #[must_use = "rows are read when the stream is polled"]
 pub struct RowStream(Rows<tokio_postgres::RowStream, Row>);
 
@@ -46,7 +46,7 @@ struct Rows<S, T> {
     delivered: u64,
 }
 
-/// A stream whose rows have not all come. The fields are dropped in this order.
+/// A stream with rows that have not all arrived. The fields are dropped in this order.
 struct Open<S> {
     rows: Pin<Box<S>>,
     lease: Lease,
@@ -111,13 +111,14 @@ impl Answer for FirstOfMany<CopyOutStream, Bytes> {
 }
 
 impl Shard<'_> {
-    /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows as
-    /// a stream, by the caller's word that it only reads ([`Sql::reading`](super::Sql::reading)).
-    /// Memory is needed for a few rows, however many there are.
+    /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and returns its rows
+    /// as a stream. Calling it declares the statement as read-only
+    /// ([`Sql::reading`](super::Sql::reading)). Memory is needed for a few rows, however many there
+    /// are.
     ///
     /// A move is followed until the first row is there, as by [`Shard::query`]. After that it can
-    /// only end the stream: the item is [`Error::StreamStopped`], with the number of rows before it.
-    /// Query the rest, from the last row on. A time limit is for the time until the first row.
+    /// only end the stream: the item is [`Error::StreamStopped`], with the number of rows before
+    /// it. Query the rest, from the last row on. A time limit is for the time until the first row.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -131,8 +132,8 @@ impl Shard<'_> {
     /// # Ok(()) }
     /// ```
     ///
-    /// Rows are collected first where the statement asks the catalogs about a name, and through a
-    /// pooler where it may leave something in the session.
+    /// Rows are collected first if the statement looks up a name in the catalogs, and through a
+    /// pooler if it may leave something in the session.
     ///
     /// # Errors
     /// As [`Shard::query`], and [`Error::NotARead`] for other statements.
@@ -168,8 +169,8 @@ impl Shard<'_> {
         opened.map(RowStream)
     }
 
-    /// Runs `COPY … TO STDOUT` and gives the data as a stream, by the caller's word that it only
-    /// reads. Memory is needed for a few rows. A move and an error are as with
+    /// Runs `COPY … TO STDOUT` and returns the data as a stream. Calling it declares the statement
+    /// as read-only. Memory is needed for a few rows. A move and an error are as with
     /// [`Shard::query_raw`].
     ///
     /// ```no_run
@@ -187,13 +188,13 @@ impl Shard<'_> {
     /// # Ok(()) }
     /// ```
     ///
-    /// `COPY … FROM STDIN` is for [`Transaction::client`](super::Transaction::client), whose closure
+    /// `COPY … FROM STDIN` is for [`Transaction::client`](super::Transaction::client). Its closure
     /// is run again, whole, when the shard moves.
     ///
     /// # Errors
-    /// As [`Shard::query`]; [`Error::NotARead`] for other statements; [`Error::Unsupported`] where
-    /// the host is reached through a pooler, as COPY needs a statement with a name, and where the
-    /// statement asks the catalogs about a name.
+    /// As [`Shard::query`]; [`Error::NotARead`] for other statements; [`Error::Unsupported`] if the
+    /// host is reached through a pooler, as COPY needs a statement with a name, and if the
+    /// statement looks up a name in the catalogs.
     ///
     /// # Cancel safety
     /// As [`Shard::query`].

@@ -1,4 +1,5 @@
-//! [`Pair`]: a source and a target with control schemas, and a shard that is being moved from one to the other.
+//! [`Pair`]: a source and a target with control schemas, and a shard that is being moved from one
+//! to the other.
 
 use tokio_postgres::Client;
 use uuid::Uuid;

@@ -120,7 +120,8 @@ on_each_version! {
         assert_eq!(seen.len(), 8);
         let rows = router.all_shards().query(&Sql::reading(&text), &[]).await.unwrap();
         assert_eq!(rows.len(), 8);
-        let rows = router.all_shards().query(format!("{text} WHERE id = $1"), &[&id]).await.unwrap();
+        let rows = router.all_shards().query(format!("{text} WHERE id = $1"), &[&id])
+            .await.unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].0, shard(3));
         let failed = router.all_shards().query("SELECT nothing", &[]).await.unwrap_err();
@@ -136,8 +137,10 @@ on_each_version! {
         let sql = "SELECT $1::bigint[]";
         assert_eq!(router.by_keys(&[1_u64, 9]).unwrap().query(sql).await.unwrap().len(), 1);
         assert_eq!(router.by_keys(&[1_i128, 2]).unwrap().query(sql).await.unwrap().len(), 2);
-        assert_eq!(router.by_keys(&[1_u8]).unwrap().query("SELECT $1::smallint[]").await.unwrap().len(), 1);
-        assert_eq!(router.by_keys(&[&1_i32]).unwrap().query("SELECT $1::integer[]").await.unwrap().len(), 1);
+        assert_eq!(router.by_keys(&[1_u8]).unwrap().query("SELECT $1::smallint[]")
+            .await.unwrap().len(), 1);
+        assert_eq!(router.by_keys(&[&1_i32]).unwrap().query("SELECT $1::integer[]")
+            .await.unwrap().len(), 1);
         assert!(matches!(router.by_keys(&["ada", "bob"]), Err(Error::WrongKey { .. })));
         let large = router.by_keys(&[u64::MAX]).unwrap().query(sql).await.unwrap_err();
         let text = Error::from(large).to_string();
@@ -185,8 +188,8 @@ on_each_version! {
         assert!(!error.is_retryable() && error.may_have_run(), "{error:?}");
     }
 
-    /// One helper over a shard, its reads and a transaction; closures that change what they capture,
-    /// that are boxed, and that run in another task.
+    /// One helper over a shard, its reads and a transaction; closures that change what they
+    /// capture, that are boxed, and that run in another task.
     async fn helpers_and_closures(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -206,7 +209,8 @@ on_each_version! {
         let mut tries = Vec::new();
         let counted = shard.transaction(|tx| {
             tries.push("once");
-            async move { tx.query_one_as::<(i64,)>("SELECT count(*) FROM {shard}.photos", &[]).await }
+            async move { tx.query_one_as::<(i64,)>("SELECT count(*) FROM {shard}.photos", &[])
+                .await }
         });
         assert_eq!(counted.await.unwrap(), (3,));
         assert_eq!(tries, ["once"]);

@@ -127,7 +127,8 @@ on_each_version! {
         let prepared = router.by_key(1).orm_transaction(async |tx| {
             for _ in 0..50 {
                 let client = tx.client().await?;
-                client.prepare("SELECT * FROM photos, pg_class").await.map_err(|error| tx.failed(error))?;
+                client.prepare("SELECT * FROM photos, pg_class")
+                    .await.map_err(|error| tx.failed(error))?;
                 drop(client);
                 let caught = tx.savepoint(async {
                     let client = tx.client().await?;
@@ -142,7 +143,8 @@ on_each_version! {
         // A statement that is given up leaves nothing.
         let given_up = router.by_key(1).orm_transaction(async |tx| {
             let client = tx.client().await?;
-            let slow = client.execute("UPDATE photos SET title = 'x' WHERE pg_sleep(60) IS NOT NULL", &[]);
+            let update = "UPDATE photos SET title = 'x' WHERE pg_sleep(60) IS NOT NULL";
+            let slow = client.execute(update, &[]);
             assert!(tokio::time::timeout(Duration::from_millis(50), slow).await.is_err());
             Ok::<_, Error>(())
         });
@@ -225,7 +227,8 @@ on_each_version! {
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         let mut all = callers.join_all().await;
         all.sort_unstable();
-        let stored = shards.db[1].query("SELECT id, title::bigint FROM shard_0001.photos ORDER BY id", &[]).await.unwrap();
+        let stored = "SELECT id, title::bigint FROM shard_0001.photos ORDER BY id";
+        let stored = shards.db[1].query(stored, &[]).await.unwrap();
         let stored: Vec<(i64, i64)> = stored.iter().map(|row| (row.get(0), row.get(1))).collect();
         assert_eq!(stored, all);
     }

@@ -103,7 +103,8 @@ on_each_version! {
         let read = Sql::reading("SELECT 1 FROM {shard}.photos");
         let error = shard.query_one(&read, &[]).await.unwrap_err();
         assert!(!error.may_have_run(), "{error:?}");
-        let error = shard.reads().query_one("SELECT title FROM {shard}.photos", &[]).await.unwrap_err();
+        let error = shard.reads().query_one("SELECT title FROM {shard}.photos", &[])
+            .await.unwrap_err();
         assert!(!error.may_have_run(), "{error:?}");
         let error: Error = shard
             .transaction(async |tx| tx.query_one(two, &[&70_i64]).await)
@@ -214,7 +215,8 @@ on_each_version! {
         assert!(source.is::<tokio_postgres::Error>());
         assert_eq!(error.clone().to_string(), error.to_string());
 
-        let killed = shard.execute("SELECT pg_terminate_backend(pg_backend_pid())", &[]).await.unwrap_err();
+        let killed = shard.execute("SELECT pg_terminate_backend(pg_backend_pid())", &[])
+            .await.unwrap_err();
         let text = killed.to_string();
         assert!(matches!(killed, Error::ConnectionLost { .. }), "{killed:?}");
         assert!(text.contains("host db1 of shard 1") && text.contains("(57P01)"), "{text}");

@@ -9,15 +9,15 @@ use super::{File, files, none_of};
 /// Words, and how often they may occur among 10,000 words of comments and of documents. `jiff`,
 /// `ripgrep`, `steno` and `rust-postgres` have 0 to 5 of each row in their comments.
 const LIMITS: [(&[&str], f64, f64); 10] = [
-    (&["say", "says", "said"], 15.5, 14.0),
-    (&["ask", "asks", "asked"], 16.0, 9.5),
-    (&["nobody", "somebody", "whoever"], 9.7, 9.5),
-    (&["tell", "tells", "told"], 4.2, 2.0),
-    (&["go on", "goes on", "went on", "going on"], 3.6, 2.0),
-    (&["stand", "stands", "stood"], 2.8, 5.0),
-    (&["beside", "besides"], 2.0, 4.0),
+    (&["say", "says", "said"], 13.0, 14.0),
+    (&["ask", "asks", "asked"], 11.5, 9.5),
+    (&["nobody", "somebody", "whoever"], 7.4, 9.5),
+    (&["tell", "tells", "told"], 3.2, 2.0),
+    (&["go on", "goes on", "went on", "going on"], 3.2, 2.0),
+    (&["stand", "stands", "stood"], 2.2, 5.0),
+    (&["beside", "besides"], 1.8, 4.0),
     (&["anew"], 0.6, 1.5),
-    (&["whose"], 9.0, 9.0),
+    (&["whose"], 8.2, 9.0),
     (&["he", "his", "him"], 0.3, 1.5),
 ];
 

@@ -379,7 +379,6 @@ fn mendable(control: &ControlFacts) -> Vec<Damage> {
 mod tests {
     use super::super::migrations::tests::migrations;
     use super::*;
-    use crate::pg::ConnectOptions;
     use crate::schema::survey::refusal::tests::cluster;
     use crate::schema::tables::{epoch, host, shard, survey_of};
 

@@ -1,4 +1,5 @@
-//! [`Liar`]: a real server behind a proxy that understands its messages and says one of them wrongly.
+//! [`Liar`]: a real server behind a proxy that understands its messages and says one of them
+//! wrongly.
 //!
 //! Answers are counted in the order in which they are asked for, over all connections: the greeting
 //! of a connection is one, so is all that comes up to ReadyForQuery, and so is each piece of a
