@@ -54,7 +54,7 @@ fn of_hosts(client: &Client, hosts: &[(HostName, ConnectOptions)], seen: &Identi
     spawned(schema::host_facts(client));
     spawned(schema::host_load(client));
     spawned(schema::host_status(client));
-    spawned(schema::surroundings(client));
+    spawned(schema::database_environment(client));
     spawned(schema::streams(client));
     spawned(schema::measure(client, Sizes::Estimated));
 }

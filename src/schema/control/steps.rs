@@ -1,6 +1,11 @@
 //! The migrations of the control schema: their texts, and what is recorded of them.
 //!
 //! Invariant: the text of a step never changes once it was released; a change is the next number.
+//!
+//! The steps are not merged into one although none was released: `damage` and `shape` derive the
+//! expected objects from these texts, the mover's model reads single files, and tests install each
+//! earlier version and upgrade it. A merged step has to be compared with the sum of these, object
+//! by object, on every supported version of PostgreSQL.
 
 use sha2::{Digest, Sha256};
 
