@@ -58,7 +58,8 @@ pub async fn host_load(client: &Client) -> Result<HostLoad, tokio_postgres::Erro
         None
     };
     let sql = r"
-        SELECT slot_name::text, active, greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), least)::bigint,
+        SELECT slot_name::text, active,
+            greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), least)::bigint,
             greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), least)::bigint
         FROM wal, pg_catalog.pg_replication_slots
         WHERE slot_name LIKE 'pgshard\_%' AND database = pg_catalog.current_database() ORDER BY 1";
