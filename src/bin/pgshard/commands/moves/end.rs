@@ -24,6 +24,7 @@ pub(crate) struct Done {
     shards: String,
     source: String,
     target: String,
+    // Those that were copied: rows of the stream are not counted.
     rows: u64,
     bytes: u64,
     copy_ms: f64,
@@ -172,7 +173,7 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
             ("from", Align::Left),
             ("to", Align::Left),
             ("now", Align::Left),
-            ("rows", Align::Right),
+            ("copied", Align::Right),
             ("copy", Align::Right),
             ("pause", Align::Right),
             ("audit", Align::Left),
