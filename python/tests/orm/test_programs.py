@@ -259,6 +259,37 @@ class Program:
 
         return work
 
+    def step_related(self):
+        """New rows of related managers: on shards they get the key of their object."""
+        kind = self.random.choice(("Made", "Num"))
+        forward = self.random.random() < 0.4
+        target = self.some("RefMade" if forward else kind)
+        if target is None:
+            return None
+        user = self.labels[target][1]
+        label = "Made" if forward else f"Ref{kind}"
+        name, how = self.new(label, user), self.random.randrange(4)
+
+        def work(w):
+            manager = w.objects[target].many if forward else w.objects[target].refs
+            key = {} if w.sharded else {"user_id": user}
+            if how == 0:
+                one, _ = yield lambda: manager.get_or_create(name=name, defaults=key)
+            elif how == 1:
+                one, _ = yield lambda: manager.update_or_create(name=name, defaults=key)
+            elif how == 2:
+                one, _ = yield lambda: manager.update_or_create(
+                    name=name, defaults={}, create_defaults=key
+                )
+            else:
+                one = yield lambda: manager.create(name=name, **key)
+            w.objects[name] = one
+            yield lambda: (one.name, one.user_id)
+            yield lambda: manager.get_or_create(name=name)
+            yield lambda: manager.filter(user_id=user).count()
+
+        return work
+
     def step_keyless(self):
         target = self.some("Made", "SubMade")
         if target is None:
