@@ -133,6 +133,9 @@ macro_rules! setters {
     };
 }
 
+#[cfg(test)]
+mod exploration;
+
 mod shard;
 
 pub mod id;
@@ -149,6 +152,10 @@ pub mod idgen;
 pub mod router;
 
 pub mod fanout;
+
+// Only the model uses it as yet.
+#[cfg(test)]
+mod lookups;
 
 #[cfg(feature = "ops")]
 pub mod schema;

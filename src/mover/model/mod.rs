@@ -11,7 +11,6 @@
 //! take a move over (`operators`), what the audit sees (`audit`).
 
 mod audit;
-mod check;
 mod chunks;
 mod clients;
 mod movers;

@@ -15,7 +15,7 @@
 
 use stateright::{Model, Property};
 
-use crate::mover::model::check::{breaks, keeps_its_rules};
+use crate::exploration::{breaks, keeps_its_rules};
 use crate::mover::model::world::Stored;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@
 
 use stateright::{Model, Property};
 
-use crate::mover::model::check::{breaks, keeps_its_rules};
+use crate::exploration::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {

@@ -1,4 +1,4 @@
-//! How the small models are explored.
+//! How small models are explored.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::hash::Hash;
 use stateright::{Checker, HasDiscoveries, Model};
 
 /// Explores everything: every rule is kept, and everything that must be possible happens.
-pub(super) fn keeps_its_rules<M>(what: &str, model: M)
+pub(crate) fn keeps_its_rules<M>(what: &str, model: M)
 where
     M: Model + Send + Sync + 'static,
     M::State: Debug + Hash + Send + Sync + Clone + PartialEq,
@@ -18,7 +18,7 @@ where
 }
 
 /// Whether a world is found in which the rule is broken.
-pub(super) fn breaks<M>(model: M, rule: &'static str) -> bool
+pub(crate) fn breaks<M>(model: M, rule: &'static str) -> bool
 where
     M: Model + Send + Sync + 'static,
     M::State: Hash + Send + Sync + Clone + PartialEq,
