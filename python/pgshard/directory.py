@@ -22,7 +22,7 @@ from .control import verify
 from .errors import ConfigError, UnknownHost, WrongServer
 from .follow import DatabaseFollower, FileFollower, load_map
 from .hosts import Host
-from .identity import Record
+from .identity import Records
 from .ids import shard_of_id
 from .keys import key_of_text, shard_of_key
 from .map import Placement, ShardMap
@@ -65,7 +65,7 @@ class Directory:
         map = config.map if config.map is not None else load_map(config)
         self._snapshot = _Snapshot(map, {})
         self._hosts: dict[str, Host] = dict(config.hosts)
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, Records] = {}
         self._unknown_at = float("-inf")
         self._lock = threading.Lock()
         self._follower: FileFollower | DatabaseFollower
@@ -157,8 +157,7 @@ class Directory:
         said = records(connection)
         with self._lock:
             for name, record in said:
-                known = self._records.get(name)
-                self._records[name] = record if known is None else known.joined(record)
+                self._records.setdefault(name, Records()).add(record)
         for other in self.hosts:
             self._teach(other)
         server = getattr(connection, "server", None)
@@ -167,8 +166,8 @@ class Directory:
             raise WrongServer(f"host {host.name} is not connected to: {refusal}")
 
     def _teach(self, host: Host) -> None:
-        record = self._records.get(host.name)
-        if record is not None:
+        known = self._records.get(host.name)
+        for record in [] if known is None else known.each():
             host.known.learn(record)
 
     def learn(self, shard: int, place: Placement) -> None:

@@ -17,7 +17,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 _LOG_FILE = re.compile(r"[0-9A-F]{8}", re.ASCII)
@@ -43,6 +43,8 @@ class Server:
     started: float = 0.0
     """When it was started, in seconds since 1970. If two addresses lead to one server, this is the
     same for both."""
+    read_only: bool = field(default=False, compare=False)
+    """Whether transactions are read only there."""
 
     @property
     def timeline(self) -> int | None:
@@ -80,7 +82,13 @@ class Record:
     system: int
     """The system identifier."""
     timeline: int
-    """The highest timeline that was seen."""
+    """The highest timeline that was seen; 0 for a server that is awaited."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether this is a server that has not been seen yet, and that an operator has accepted in
+        advance."""
+        return self.generation > 0 and self.timeline == 0
 
     def refusal(self, identity: Identity) -> str | None:
         """Why the server with this identity is not the host; None if it is the host."""
@@ -110,13 +118,57 @@ class Record:
     def replaced_by(self, records: Sequence[Record]) -> Record | None:
         """The record with the highest generation, of these records from one server, if it shows
         that the server took this one's place."""
-        if not records or records[0].generation <= self.generation:
+        last = next((record for record in records if not record.is_awaited), None)
+        if last is None or last.generation <= self.generation:
             return None
-        descends = any(
-            record.system == self.system and self.generation in (0, record.generation)
+        return last if self.is_among(records) else None
+
+    def is_among(self, records: Sequence[Record]) -> bool:
+        """Whether these records from one server show that it was this one, or took its place."""
+        return any(
+            record.system == self.system
+            and not record.is_awaited
+            and self.generation in (0, record.generation)
             for record in records
         )
-        return records[0] if descends else None
+
+
+@dataclass
+class Records:
+    """What is recorded of one host: which server it is, and which one may take its place."""
+
+    record: Record | None = None
+    awaited: Record | None = None
+
+    def add(self, record: Record) -> None:
+        """Takes over a record. Of two servers that are awaited, the last one counts."""
+        if record.is_awaited:
+            self.awaited = record
+        else:
+            self.record = record if self.record is None else self.record.joined(record)
+
+    def each(self) -> list[Record]:
+        """Both, the awaited server first, so that it is no stranger when the other comes."""
+        return [record for record in (self.awaited, self.record) if record is not None]
+
+    def awaits(self, identity: Identity) -> Record | None:
+        """The record under which the server with this identity takes the host's place, if it is the
+        one that is awaited."""
+        known, awaited = self.record, self.awaited
+        if awaited is None or awaited.system != identity.system:
+            return None
+        if known is not None and (
+            known.generation >= awaited.generation or known.system == awaited.system
+        ):
+            return None
+        return replace(awaited, timeline=identity.timeline or 0)
+
+    def refusal(self, identity: Identity) -> str | None:
+        """Why the server with this identity is not the host; None if it is the host, or may take
+        its place."""
+        if self.record is None or self.awaits(identity) is not None:
+            return None
+        return self.record.refusal(identity)
 
 
 class Seen(enum.Enum):
@@ -151,7 +203,7 @@ class Known:
         """Whether all addresses have been asked once."""
         self.answered = 0
         """The number of the address at which a new connection begins."""
-        self._record: Record | None = None
+        self._records = Records()
         self._host = Server()
         self._forget()
 
@@ -172,7 +224,7 @@ class Known:
     @property
     def record(self) -> Record | None:
         """What is known, if anything is."""
-        return self._record
+        return self._records.record
 
     def start_looking(self) -> bool:
         """True for the first caller in a process."""
@@ -183,10 +235,7 @@ class Known:
     def refusal(self, server: Server) -> str | None:
         """Why a server is not the host, by what is known now; None if it is the host, or does not
         say who it is."""
-        record = self._record
-        return (
-            None if record is None or server.identity is None else record.refusal(server.identity)
-        )
+        return None if server.identity is None else self._records.refusal(server.identity)
 
     def learn(self, record: Record) -> None:
         """Takes over a record, and cuts the connections to servers that it shows not to be the
@@ -195,22 +244,38 @@ class Known:
             self._learn(record)
 
     def _learn(self, record: Record) -> None:
-        known = self._record = record if self._record is None else self._record.joined(record)
+        self._records.add(record)
+        self._cut_others()
+
+    def _see(self, record: Record) -> None:
+        known = self._records.record
+        self._records.record = record if known is None else known.joined(record)
+        self._cut_others()
+
+    def _cut_others(self) -> None:
         for link in list(self._open):
-            if link.server.identity is not None and known.refusal(link.server.identity) is not None:
+            if self.refusal(link.server) is not None:
                 self._open.discard(link)
                 link.cut()
 
     def learn_of(self, server: Server) -> Seen:
-        """Takes over what a server says of itself, if it has the known system identifier."""
+        """Takes over what a server says of itself, if it has the known system identifier, or is
+        awaited."""
         with self._mine():
-            known, identity = self._record, server.identity
+            known, identity = self._records.record, server.identity
             if known is None or identity is None or identity.timeline is None:
                 return Seen.NOTHING
+            awaited = self._records.awaits(identity)
+            if awaited is not None:
+                # It takes no writes before it takes the host's place.
+                if server.read_only:
+                    return Seen.NOTHING
+                self._see(awaited)
+                return Seen.LATER
             if known.refusal(identity) is not None:
                 return Seen.IMPOSTOR
             if identity.timeline > known.timeline:
-                self._learn(replace(known, timeline=identity.timeline))
+                self._see(replace(known, timeline=identity.timeline))
                 return Seen.LATER
             return Seen.RIVAL if server.rivals(self._host) else Seen.NOTHING
 
@@ -221,12 +286,15 @@ class Known:
         if identity is None:
             return None
         with self._mine():
-            known = self._record
-            refusal = None if known is None else known.refusal(identity)
+            refusal = self._records.refusal(identity)
             if refusal is not None:
                 return refusal
-            generation = 0 if known is None else known.generation
-            self._learn(Record(generation, identity.system, identity.timeline or 0))
+            awaited, known = self._records.awaits(identity), self._records.record
+            if awaited is None:
+                generation = 0 if known is None else known.generation
+                self._see(Record(generation, identity.system, identity.timeline or 0))
+            elif identity.timeline is not None and not link.server.read_only:
+                self._see(awaited)
             self._open.add(link)
             if identity.timeline is not None:
                 self._host = link.server
@@ -234,9 +302,14 @@ class Known:
 
     def accept(self, records: Iterable[Record]) -> bool:
         """Takes over a server's records, if they show that an operator accepted it in place of the
-        known server."""
+        known server, or awaits another in its place."""
         with self._mine():
-            replaced = None if self._record is None else self._record.replaced_by(list(records))
-            if replaced is not None:
-                self._learn(replaced)
-            return replaced is not None
+            known, records = self._records.record, list(records)
+            if known is None:
+                return False
+            new = known.replaced_by(records)
+            if new is None and known.is_among(records):
+                new = next((record for record in records if record.is_awaited), None)
+            if new is not None:
+                self._learn(new)
+            return new is not None

@@ -27,14 +27,19 @@ _WHO = (
     "SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() "
     "THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, "
     "(SELECT system_identifier FROM pg_catalog.pg_control_system()), "
-    "pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())"
+    "pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()), "
+    "pg_catalog.current_setting('transaction_read_only') = 'on'"
 )
 # What the server has recorded about its own host, the highest generation first.
 _OWN_RECORDS = (
     "SELECT i.generation, i.system_identifier, i.timeline FROM pgshard.identity i "
     "JOIN pgshard.cluster c ON c.host_name = i.host_name ORDER BY i.generation DESC"
 )
-_RECORDS = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity"
+# The servers that are awaited come first: they are no strangers when the others come.
+_RECORDS = (
+    "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity "
+    "ORDER BY timeline"
+)
 
 
 class NoAnswer(psycopg.OperationalError):
@@ -184,7 +189,7 @@ def ask(connection: psycopg.Connection[Any]) -> Server:
         return Server()
     if row is None or row[1] is None:
         return Server()
-    return Server(Identity(row[1], timeline_of(row[0])), float(row[2] or 0))
+    return Server(Identity(row[1], timeline_of(row[0])), float(row[2] or 0), bool(row[3]))
 
 
 def own_records(connection: psycopg.Connection[Any]) -> list[Record]:

@@ -37,7 +37,7 @@ pub struct Server {
 }
 
 /// What is known of a host: how often an operator has accepted a server for it, and which server it
-/// is.
+/// is; or which server an operator has accepted in advance, as the next one ([`Self::is_awaited`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// 1 when the host was bootstrapped, one more each time that an operator accepted another
@@ -45,8 +45,15 @@ pub struct Record {
     pub generation: u32,
     /// The system identifier.
     pub system: i64,
-    /// The highest timeline that was seen.
+    /// The highest timeline that was seen; 0 for a server that is awaited.
     pub timeline: u32,
+}
+
+/// What is recorded of one host: which server it is, and which one may take its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Records {
+    record: Option<Record>,
+    awaited: Option<Record>,
 }
 
 /// What an answer at one of a host's addresses says of the host.
@@ -234,7 +241,53 @@ impl Server {
     }
 }
 
+impl Records {
+    /// Takes in a record. Of two servers that are awaited, the one that was heard of last counts.
+    pub(crate) fn add(&mut self, record: Record) {
+        if record.is_awaited() {
+            self.awaited = Some(record);
+        } else {
+            self.record = Some(self.record.map_or(record, |known| known.with(record)));
+        }
+    }
+
+    /// Both, the awaited server first: whoever takes them in one by one knows it when the other
+    /// comes.
+    pub(crate) fn each(self) -> impl Iterator<Item = Record> {
+        self.awaited.into_iter().chain(self.record)
+    }
+
+    /// The record under which the server of this identity takes the host's place, if it is the one
+    /// that is awaited.
+    pub(crate) fn awaits(&self, identity: Identity) -> Option<Record> {
+        let awaited = self.awaited?;
+        let is_next =
+            |known: Record| known.generation < awaited.generation && known.system != awaited.system;
+        (awaited.system == identity.system && self.record.is_none_or(is_next)).then(|| Record {
+            timeline: identity.timeline.unwrap_or(0),
+            ..awaited
+        })
+    }
+
+    /// Whether the server of this identity is the host, or may take its place.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(crate) fn judge(&self, identity: Identity) -> Result<(), Impostor> {
+        match self.record {
+            Some(known) if self.awaits(identity).is_none() => known.judge(identity),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Record {
+    /// Whether this is a server that has not been seen yet, and that an operator has accepted in
+    /// advance.
+    pub fn is_awaited(&self) -> bool {
+        self.generation > 0 && self.timeline == 0
+    }
+
     /// Whether the server of this identity is the host.
     ///
     /// # Errors
@@ -282,13 +335,17 @@ impl Record {
     /// The last of these records, which are one server's, if they say that it took the place of
     /// this one.
     fn replaced_by(&self, records: &[Record]) -> Option<Record> {
-        let last = *records.first()?;
-        let knew =
-            |record: &&Record| record.system == self.system && record.generation == self.generation;
-        let descends = self.generation == 0
-            && records.iter().any(|record| record.system == self.system)
-            || records.iter().any(|record| knew(&record));
-        (last.generation > self.generation && descends).then_some(last)
+        let last = *records.iter().find(|record| !record.is_awaited())?;
+        (last.generation > self.generation && self.is_among(records)).then_some(last)
+    }
+
+    /// Whether these records, which are one server's, say that it was this one, or took its place.
+    fn is_among(&self, records: &[Record]) -> bool {
+        records.iter().any(|record| {
+            record.system == self.system
+                && !record.is_awaited()
+                && [0, record.generation].contains(&self.generation)
+        })
     }
 }
 
@@ -299,7 +356,7 @@ pub(super) struct Known(Mutex<HostKnowledge>);
 
 #[derive(Default)]
 struct HostKnowledge {
-    record: Option<Record>,
+    records: Records,
     /// Whether all addresses were asked once.
     settled: bool,
     /// The primary that answered on the newest connection, if it said which one it is.
@@ -310,10 +367,21 @@ struct HostKnowledge {
 impl HostKnowledge {
     /// Takes in a record, and closes what is not the host by it.
     fn learn(&mut self, record: Record) {
-        let known = self.record.map_or(record, |known| known.with(record));
-        self.record = Some(known);
+        self.records.add(record);
+        self.close_others();
+    }
+
+    /// Takes in which server is the host.
+    fn see(&mut self, record: Record) {
+        let known = self.records.record;
+        self.records.record = Some(known.map_or(record, |known| known.with(record)));
+        self.close_others();
+    }
+
+    fn close_others(&mut self) {
+        let records = self.records;
         self.open.retain(|(identity, driver)| {
-            let is_host = known.judge(*identity).is_ok();
+            let is_host = records.judge(*identity).is_ok();
             if !is_host {
                 driver.abort();
             }
@@ -328,7 +396,12 @@ impl Known {
     }
 
     pub(super) fn record(&self) -> Option<Record> {
-        self.state().record
+        self.state().records.record
+    }
+
+    /// Whether the server of this identity is the host, by what is known now.
+    pub(super) fn judge(&self, identity: Identity) -> Result<(), Impostor> {
+        self.state().records.judge(identity)
     }
 
     pub(super) fn is_settled(&self) -> bool {
@@ -343,26 +416,30 @@ impl Known {
         self.state().learn(record);
     }
 
-    /// Takes in what a server says of itself, if it is of the known system.
+    /// Takes in what a server says of itself, if it is of the known system, or awaited.
     pub(super) fn learn_of(&self, server: Server) -> Seen {
-        let Some(Identity {
-            system,
-            timeline: Some(timeline),
-        }) = server.identity
+        let Some((identity, timeline)) = server
+            .identity
+            .and_then(|identity| Some((identity, identity.timeline?)))
         else {
             return Seen::Nothing;
         };
         let mut state = self.state();
-        let Some(known) = state.record else {
+        let Some(known) = state.records.record else {
             return Seen::Nothing;
         };
-        match known.judge(Identity {
-            system,
-            timeline: Some(timeline),
-        }) {
+        if let Some(next) = state.records.awaits(identity) {
+            // It takes no writes before it takes the host's place.
+            if server.read_only {
+                return Seen::Nothing;
+            }
+            state.see(next);
+            return Seen::Later;
+        }
+        match known.judge(identity) {
             Err(impostor) => Seen::Impostor(impostor),
             Ok(()) if timeline > known.timeline => {
-                state.learn(Record { timeline, ..known });
+                state.see(Record { timeline, ..known });
                 Seen::Later
             }
             Ok(()) if server.rivals(&state.host) => Seen::Rival,
@@ -377,16 +454,20 @@ impl Known {
             return Ok(());
         };
         let mut state = self.state();
-        if let Some(known) = state.record {
-            known.judge(identity)?;
+        state.records.judge(identity)?;
+        match state.records.awaits(identity) {
+            Some(next) if identity.timeline.is_some() && !server.read_only => state.see(next),
+            // A standby of the server that is awaited, or one that takes no writes yet.
+            Some(_) => {}
+            None => {
+                let generation = state.records.record.map_or(0, |known| known.generation);
+                state.see(Record {
+                    generation,
+                    system: identity.system,
+                    timeline: identity.timeline.unwrap_or(0),
+                });
+            }
         }
-        let generation = state.record.map_or(0, |known| known.generation);
-        let timeline = identity.timeline.unwrap_or(0);
-        state.learn(Record {
-            generation,
-            system: identity.system,
-            timeline,
-        });
         state.open.push((identity, driver));
         if identity.timeline.is_some() {
             state.host = server;
@@ -395,14 +476,20 @@ impl Known {
     }
 
     /// Takes in what a server has recorded, if that says that an operator has accepted it in place
-    /// of the known one.
+    /// of the known one, or awaits another in its place.
     pub(super) fn accept(&self, records: &[Record]) -> bool {
         let mut state = self.state();
-        let replaced = state.record.and_then(|known| known.replaced_by(records));
-        if let Some(record) = replaced {
+        let Some(known) = state.records.record else {
+            return false;
+        };
+        let awaited = records.iter().find(|record| record.is_awaited());
+        let new = known
+            .replaced_by(records)
+            .or_else(|| awaited.copied().filter(|_| known.is_among(records)));
+        if let Some(record) = new {
             state.learn(record);
         }
-        replaced.is_some()
+        new.is_some()
     }
 }
 
@@ -416,6 +503,7 @@ mod tests {
         judge: Vec<Judge>,
         joined: Vec<Joined>,
         replaced_by: Vec<Replaced>,
+        awaited: Vec<Awaited>,
     }
 
     #[derive(serde::Deserialize)]
@@ -447,6 +535,13 @@ mod tests {
         known: Recorded,
         records: Vec<Recorded>,
         by: Option<Recorded>,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Awaited {
+        records: Vec<Recorded>,
+        identity: (i64, Option<u32>),
+        refused: Option<String>,
     }
 
     impl From<Recorded> for Record {
@@ -492,6 +587,61 @@ mod tests {
                 by.map(Record::from)
             );
         }
+        for Awaited {
+            records: recorded,
+            identity: (system, timeline),
+            refused,
+        } in vectors.awaited
+        {
+            let mut records = Records::default();
+            recorded
+                .iter()
+                .for_each(|record| records.add(Record::from(*record)));
+            let said = records.judge(Identity { system, timeline });
+            let said = said.map_err(|why| why.to_string());
+            let as_said = match (&said, &refused) {
+                (Err(said), Some(refused)) => said.starts_with(refused.as_str()),
+                (said, refused) => said.is_ok() && refused.is_none(),
+            };
+            assert!(as_said, "{system} {timeline:?}: {said:?}, not {refused:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_awaited_server_takes_the_hosts_place_once_it_takes_writes() {
+        let known = Known::default();
+        let task = || tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let server = |system, read_only| Server {
+            identity: Some(Identity {
+                system,
+                timeline: Some(1),
+            }),
+            read_only,
+            started: 10.0,
+        };
+        let record = |generation, system, timeline| Record {
+            generation,
+            system,
+            timeline,
+        };
+        let (blue, green) = (server(7, false), server(8, false));
+        known.learn(record(1, 7, 1));
+        let before = task();
+        known.admit(blue, before.clone()).unwrap();
+        // A server that does not descend from the host awaits nothing in its name.
+        assert!(!known.accept(&[record(2, 8, 0), record(1, 9, 1)]));
+        assert!(known.admit(green, task()).is_err());
+        assert!(known.accept(&[record(2, 8, 0), record(1, 7, 1)]));
+        known.admit(server(8, true), task()).unwrap();
+        known.admit(blue, task()).unwrap();
+        assert!(known.admit(server(9, false), task()).is_err());
+        known.admit(green, task()).unwrap();
+        assert_eq!(known.record(), Some(record(2, 8, 1)));
+        let former = known.admit(blue, task());
+        let (system, known) = (7, 8);
+        assert_eq!(former, Err(Impostor::Other { system, known }));
+        tokio::task::yield_now().await;
+        assert!(before.is_finished());
     }
 
     #[tokio::test]

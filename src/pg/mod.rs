@@ -49,8 +49,8 @@ pub use connect::{ConnectError, Connection};
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;
 pub use host_state::HostState;
-pub(crate) use identity::record;
 pub use identity::{Identity, Impostor, Record, Server};
+pub(crate) use identity::{Records, record};
 #[cfg(feature = "ops")]
 pub use libpq::LibpqEnvironment;
 pub(crate) use lookout::Lookout;

@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use tokio_postgres::Client;
 
 use crate::map::HostName;
-use crate::pg::{self, ConnectOptions, Record};
+use crate::pg::{self, ConnectOptions, Records};
 
-const RECORDS: &str =
-    "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
+/// The servers that are awaited come first: they are no strangers when the others come.
+const RECORDS: &str = "SELECT host_name, generation, system_identifier, timeline FROM \
+    pgshard.identity ORDER BY timeline";
 
 /// The hosts of a router by name, with what any of them has recorded of each.
 #[derive(Default)]
@@ -18,7 +19,7 @@ pub(super) struct Peers(Mutex<HashMap<String, Peer>>);
 #[derive(Default)]
 struct Peer {
     connect: Option<ConnectOptions>,
-    record: Option<Record>,
+    records: Records,
 }
 
 impl Peers {
@@ -27,7 +28,7 @@ impl Peers {
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let peer = peers.entry(name.to_string()).or_default();
         peer.connect = Some(connect.clone());
-        if let Some(record) = peer.record {
+        for record in peer.records.each() {
             connect.learn(record);
         }
     }
@@ -44,10 +45,9 @@ impl Peers {
                 continue;
             };
             let peer = peers.entry(name).or_default();
-            let known = peer.record.map_or(record, |known| known.with(record));
-            peer.record = Some(known);
+            peer.records.add(record);
             if let Some(connect) = &peer.connect {
-                connect.learn(known);
+                peer.records.each().for_each(|record| connect.learn(record));
             }
         }
     }

@@ -2,16 +2,18 @@
 //! unchanged, after a fail-over.
 
 use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use pgshard::dev::StopMode;
+use pgshard::dev::{Binaries, StopMode};
 use pgshard::pg::{ConnectError, Impostor};
 use pgshard::router::Error;
 use pgshard::{Router, ShardId};
 use tokio::task::JoinHandle;
 
+use crate::support::proxy::Proxy;
 use crate::support::{Frozen, Ran, World, lines, other};
 
 const INSERT: &str = "INSERT INTO {shard}.users (id, name) VALUES ($1, 'x')";
@@ -373,4 +375,119 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
         world.run(&["bootstrap"]).await.ended(0);
     }
+
+    /// A blue/green upgrade, announced by `host accept --system`: the green server, a restored dump
+    /// with another system identifier, takes the host's place without an alarm, for routers that
+    /// run, for new ones, for `check` and for moves. The blue one is refused from then on, and
+    /// anything else before it. The dump is taken after the announcement, as logical replication
+    /// would bring it along, and in another round before it.
+    async fn an_announced_server_takes_a_hosts_place_without_an_alarm(version) {
+        for knows in [GreenKnows::OfItself, GreenKnows::Nothing] {
+            // Servers of one version are copies with one system identifier. This is an upgrade, too.
+            let (from, to) = (other(18), 18);
+            let world = World::with_spare(&[from, version, to], 4).await;
+            let proxy = Proxy::to(world.servers.server(0).port()).await;
+            let config = std::fs::read_to_string(&world.config.path).unwrap();
+            let direct = format!(":{}/", world.servers.server(0).port());
+            world.write("pgshard.toml", &config.replace(&direct, &format!(":{}/", proxy.port)));
+            world.run(&["check"]).await.ended(0);
+            let (router, shard) = (world.router().await, ShardId::new(0).unwrap());
+            write(&router, shard, 1).await;
+            let [blue, green] = [0, 2].map(|host| world.servers.server(host).port());
+            let system = system_of(&world, 2).await;
+            if knows == GreenKnows::Nothing {
+                restore(from, blue, green);
+            }
+            let accept = |system: i64| ["host".to_owned(), "accept".to_owned(), "db1".to_owned(),
+                "--system".to_owned(), system.to_string()];
+            let accept = async |system: i64, more: &[&str]| {
+                let args = accept(system);
+                let args: Vec<&str> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+                world.run(&args).await
+            };
+            accept(system, &[]).await.ended(2);
+            assert_eq!(accept(system + 1, &["--yes"]).await.ended(0).last()["timeline"], 0);
+            // What is said last counts, and the host's own identifier takes it back.
+            accept(system_of(&world, 0).await, &["--yes"]).await.ended(0);
+            let announced = "SELECT count(*)::text FROM pgshard.identity WHERE timeline = 0";
+            assert_eq!(lines(&world.servers.app(1).await, announced).await, "0\n");
+            let accepted = accept(system, &["--yes"]).await;
+            assert_eq!(accepted.ended(0).last()["system_identifier"], system.to_string());
+            world.run(&["check"]).await.ended(0);
+            write(&router, shard, 2).await;
+            if knows == GreenKnows::OfItself {
+                restore(from, blue, green);
+            }
+
+            // A third server is refused as before.
+            proxy.lead_to(world.servers.server(1).port());
+            let strange = world.run(&["check"]).await;
+            assert!(codes(strange.ended(1)).contains(&"other_server".to_owned()));
+            let server = world.servers.server(0);
+            tokio::task::block_in_place(|| server.stop(StopMode::Fast)).unwrap();
+            proxy.lead_to(green);
+            if knows == GreenKnows::Nothing {
+                // Any command records it, on the green server too.
+                world.run(&["check"]).await.ended(0);
+            }
+            write(&router, shard, 3).await;
+            write(&world.router().await, shard, 4).await;
+            world.run(&["check"]).await.ended(0);
+            let recorded = "SELECT generation || ' ' || system_identifier FROM pgshard.identity
+                WHERE host_name = 'db1' ORDER BY generation DESC LIMIT 1";
+            for host in [1, 2] {
+                let client = world.servers.app(host).await;
+                assert_eq!(lines(&client, recorded).await, format!("2 {system}\n"));
+            }
+            world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+
+            tokio::task::block_in_place(|| server.start()).unwrap();
+            proxy.lead_to(blue);
+            let checked = world.run(&["check"]).await;
+            assert!(codes(checked.ended(1)).contains(&"other_server".to_owned()));
+            accept(system, &["--yes"]).await.ended(4);
+        }
+    }
+}
+
+/// What the green server of an upgrade has of the announcement.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GreenKnows {
+    OfItself,
+    Nothing,
+}
+
+async fn system_of(world: &World, server: usize) -> i64 {
+    let sql = "SELECT system_identifier FROM pg_control_system()";
+    let client = world.servers.app(server).await;
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Dumps the database of one server into the empty one of another.
+fn restore(version: u32, from: u16, to: u16) {
+    let binaries = Binaries::of_major(version).unwrap();
+    let of = |name: &str, port: u16| {
+        let mut command = Command::new(binaries.program(name));
+        command.args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "app",
+            "-d",
+            "app",
+            "-p",
+            &port.to_string(),
+        ]);
+        command
+    };
+    let mut dump = of("pg_dump", from).stdout(Stdio::piped()).spawn().unwrap();
+    let mut restored = of("psql", to);
+    restored
+        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1"])
+        .stdout(Stdio::null());
+    let restored = restored
+        .stdin(dump.stdout.take().unwrap())
+        .status()
+        .unwrap();
+    assert!(dump.wait().unwrap().success() && restored.success());
 }

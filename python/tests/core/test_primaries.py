@@ -9,6 +9,7 @@ import pytest
 from world import World, control
 
 from pgshard import Asking, Directory, Met, WrongServer, connect, lookout
+from pgshard.identity import Record
 
 SHARD = 0
 INSERT = "INSERT INTO shard_0000.photos (user_id, title) VALUES (%s, %s)"
@@ -142,9 +143,24 @@ def test_another_server_is_refused(made):
         system = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()[
             0
         ]
-    object.__setattr__(host.known._record, "system", system + 1)
+    object.__setattr__(host.known.record, "system", system + 1)
     with pytest.raises(
         WrongServer,
         match=f"another server: its system identifier is {system}, the host's is {system + 1}",
     ):
         connect(host)
+
+
+def test_a_server_that_is_awaited_takes_the_hosts_place(made):
+    host = Directory.open(made.path).host("db2")
+    with connect(host):
+        pass
+    with made.superuser("db2") as connection:
+        system = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()[
+            0
+        ]
+    object.__setattr__(host.known.record, "system", system + 1)
+    host.known.learn(Record(2, system, 0))
+    with connect(host):
+        pass
+    assert (host.known.record.generation, host.known.record.system) == (2, system)

@@ -20,7 +20,7 @@ from pgshard import (
     ids,
     met,
 )
-from pgshard.identity import Identity, Record, timeline_of
+from pgshard.identity import Identity, Record, Records, timeline_of
 from pgshard.keys import key_of_text, shard_of_key
 from pgshard.stale import Do, Look, asks_about_names, judge, judge_peer, repeatable
 from pgshard.template import render
@@ -254,6 +254,19 @@ def test_who_is_the_host(case):
 @pytest.mark.parametrize("case", cases("identity", "joined"), ids=str)
 def test_what_is_known_of_a_host_only_grows(case):
     assert Record(*case["one"]).joined(Record(*case["other"])) == Record(*case["both"])
+
+
+@pytest.mark.parametrize("case", cases("identity", "awaited"), ids=str)
+def test_which_server_is_awaited(case):
+    records = Records()
+    for record in case["records"]:
+        records.add(Record(*record))
+    refusal = records.refusal(Identity(*case["identity"]))
+    if case["refused"] is None:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert refusal.startswith(case["refused"])
 
 
 @pytest.mark.parametrize("case", cases("identity", "replaced_by"), ids=str)

@@ -2,17 +2,21 @@
 //! have recorded about each other.
 //!
 //! Invariant: a host's record changes by itself only to a later timeline of the same server.
-//! Another server becomes the host only by an operator's word ([`Identities::accepted`]).
+//! Another server becomes the host only by an operator's word, given when it answers
+//! ([`Identities::accepted`]) or in advance ([`Identities::awaited`]).
 
 use std::collections::BTreeMap;
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 
 use super::finding::{Finding, Severity};
 use crate::map::HostName;
 use crate::pg::cause::chain;
-use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record, Server, state};
+use crate::pg::{
+    self, ConnectError, ConnectOptions, Connection, Impostor, Record, Records, Server, state,
+};
 
 const NAME: &str = "pgshard identity";
 
@@ -157,7 +161,34 @@ impl Identities {
     /// by most of them. Its own word counts only if nobody else has recorded it: a server of
     /// another cluster is just as sure about itself.
     pub fn known(&self, host: &HostName) -> Option<Record> {
-        let about = || self.said.iter().filter(|said| said.host == host.as_str());
+        self.elected(host, |record| !record.is_awaited())
+    }
+
+    /// Which server an operator has accepted in advance for a host; not one that has taken the
+    /// host's place since.
+    pub fn awaited(&self, host: &HostName) -> Option<Record> {
+        let awaited = self.elected(host, Record::is_awaited)?;
+        let known = self.known(host)?;
+        (awaited.generation > known.generation).then_some(awaited)
+    }
+
+    /// What is recorded of a host.
+    fn records(&self, host: &HostName) -> Records {
+        let mut records = Records::default();
+        let known = [self.known(host), self.awaited(host)];
+        known
+            .into_iter()
+            .flatten()
+            .for_each(|record| records.add(record));
+        records
+    }
+
+    /// Of the records of a host that are of this kind, the one that counts.
+    fn elected(&self, host: &HostName, kind: impl Fn(&Record) -> bool) -> Option<Record> {
+        let about = || {
+            let of_host = |said: &&Said| said.host == host.as_str() && kind(&said.record);
+            self.said.iter().filter(of_host)
+        };
         let by_others = about().any(|said| said.by != *host);
         let mut votes: BTreeMap<(u32, i64), (usize, u32)> = BTreeMap::new();
         for said in about().filter(|said| !by_others || said.by != *host) {
@@ -194,7 +225,7 @@ impl Identities {
 
     /// The record that holds from now on, given what was seen. There is one only if the host's only
     /// primary is the known server, or no server is known yet.
-    fn now(&self, host: &HostName) -> Option<Record> {
+    pub fn now(&self, host: &HostName) -> Option<Record> {
         let [(_, server)] = self.primaries(host)[..] else {
             return None;
         };
@@ -206,10 +237,13 @@ impl Identities {
         };
         match self.known(host) {
             None => Some(seen),
-            Some(known) => known.judge(identity).ok().map(|()| Record {
-                timeline: seen.timeline,
-                ..known
-            }),
+            Some(known) => match self.records(host).awaits(identity) {
+                Some(next) => (!server.read_only).then_some(next),
+                None => known.judge(identity).ok().map(|()| Record {
+                    timeline: seen.timeline,
+                    ..known
+                }),
+            },
         }
     }
 
@@ -255,13 +289,11 @@ impl Identities {
                     format!("it did not say what it knows of the hosts' servers: {error}");
                 add(Severity::Warning, "identity_unread", message, "check again");
             }
-            let known = self.known(host);
-            let judged = primaries
-                .first()
-                .zip(known)
-                .map(|((address, server), known)| (address, server.identity, known));
-            if let Some((address, Some(identity), known)) = judged
-                && let Err(impostor) = known.judge(identity)
+            let records = self.records(host);
+            let first = primaries.first();
+            let judged = first.map(|(address, server)| (address, server.identity));
+            if let Some((address, Some(identity))) = judged
+                && let Err(impostor) = records.judge(identity)
             {
                 let message = format!("{address}: {impostor}");
                 match impostor {
@@ -286,6 +318,9 @@ impl Identities {
     /// other.
     pub fn teach(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
         for (host, connect) in hosts {
+            if let Some(awaited) = self.awaited(&host) {
+                connect.learn(awaited);
+            }
             if let Some(known) = self.now(&host).or_else(|| self.known(&host)) {
                 connect.learn(known);
             }
@@ -354,7 +389,7 @@ impl Identities {
                 if lacks.is_empty() || !answered {
                     return None;
                 }
-                write(&connect, None, &lacks)
+                write(&connect, Replaced::Nothing, &lacks)
                     .await
                     .err()
                     .map(|source| RecordError { host: by, source })
@@ -365,6 +400,67 @@ impl Identities {
             .into_iter()
             .flatten()
             .collect()
+    }
+}
+
+/// Why a server cannot be accepted in advance.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AwaitError {
+    /// Nothing is recorded of the host, so that no server can take its place.
+    #[error("nothing is recorded of {host}")]
+    Unknown {
+        /// The host.
+        host: HostName,
+    },
+    /// It could be written on no host.
+    #[error("no host could record it")]
+    Unrecorded {
+        /// The hosts, and why not.
+        #[source]
+        first: RecordError,
+    },
+}
+
+/// Records on all hosts that the server with this system identifier may take a host's place from
+/// now on, in place of what was recorded so before. The host's own identifier takes that back.
+/// Gives the record, and the hosts where it could not be written.
+///
+/// # Errors
+/// When nothing is recorded of the host, or no host could write it.
+///
+/// # Cancel safety
+/// What is written stays written; a second run does the rest.
+pub async fn accept_in_advance(
+    hosts: &[(HostName, ConnectOptions)],
+    identities: &Identities,
+    host: &HostName,
+    system: i64,
+) -> Result<(Record, Vec<RecordError>), AwaitError> {
+    let known = identities
+        .known(host)
+        .ok_or_else(|| AwaitError::Unknown { host: host.clone() })?;
+    let next = (system != known.system).then_some(Record {
+        generation: known.generation + 1,
+        system,
+        timeline: 0,
+    });
+    let records: Vec<_> = next.into_iter().map(|record| (host, record)).collect();
+    let on = async |(name, connect): &(HostName, ConnectOptions)| {
+        let written = write(connect, Replaced::Awaited(host), &records).await;
+        written.map_err(|source| RecordError {
+            host: name.clone(),
+            source,
+        })
+    };
+    let written = join_all(hosts.iter().map(on)).await;
+    let is_written = written.iter().any(Result::is_ok);
+    let mut untold: Vec<RecordError> = written.into_iter().filter_map(Result::err).collect();
+    match is_written {
+        false if !untold.is_empty() => Err(AwaitError::Unrecorded {
+            first: untold.remove(0),
+        }),
+        _ => Ok((next.unwrap_or(known), untold)),
     }
 }
 
@@ -393,25 +489,36 @@ pub async fn accept(
         .map(|record| (host, record))
         .collect();
     for (name, connect) in hosts.iter().filter(|(name, _)| name == host) {
-        write(connect, Some(host), &records)
+        write(connect, Replaced::All(host), &records)
             .await
             .map_err(failed(name))?;
     }
     let others = hosts.iter().filter(|(name, _)| name != host);
-    let written =
-        join_all(others.map(async |(name, connect)| {
-            write(connect, None, &records).await.map_err(failed(name))
-        }));
+    let written = join_all(others.map(async |(name, connect)| {
+        write(connect, Replaced::Nothing, &records)
+            .await
+            .map_err(failed(name))
+    }));
     Ok(written.await.into_iter().filter_map(Result::err).collect())
 }
 
-/// Writes records into one host, in one transaction. They replace everything that it has recorded
-/// about `anew`.
+/// What records take the place of.
+#[derive(Clone, Copy)]
+enum Replaced<'a> {
+    Nothing,
+    /// Everything that is recorded of a host.
+    All(&'a HostName),
+    /// The server that is awaited for a host.
+    Awaited(&'a HostName),
+}
+
+/// Writes records into one host, in one transaction. A server that is awaited for the same
+/// generation as another that has come is awaited no longer.
 ///
 /// Locks: ROW EXCLUSIVE on pgshard.identity, for a moment.
 async fn write(
     connect: &ConnectOptions,
-    anew: Option<&HostName>,
+    replaced: Replaced<'_>,
     records: &[(&HostName, Record)],
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut connection = connect.connect(NAME).await?;
@@ -419,13 +526,16 @@ async fn write(
     transaction
         .batch_execute("SET LOCAL lock_timeout = '2s'; SET LOCAL transaction_read_only = off")
         .await?;
-    if let Some(host) = anew {
-        transaction
-            .execute(
-                "DELETE FROM pgshard.identity WHERE host_name = $1",
-                &[&host.as_str()],
-            )
-            .await?;
+    let delete = match replaced {
+        Replaced::Nothing => None,
+        Replaced::All(host) => Some((host, "DELETE FROM pgshard.identity WHERE host_name = $1")),
+        Replaced::Awaited(host) => Some((
+            host,
+            "DELETE FROM pgshard.identity WHERE host_name = $1 AND timeline = 0",
+        )),
+    };
+    if let Some((host, delete)) = delete {
+        transaction.execute(delete, &[&host.as_str()]).await?;
     }
     for (host, record) in records {
         let sql = "INSERT INTO pgshard.identity AS i (host_name, generation, system_identifier, \
@@ -439,6 +549,10 @@ async fn write(
             i32::try_from(record.generation)?,
             i64::from(record.timeline),
         );
+        let gone = "DELETE FROM pgshard.identity
+            WHERE host_name = $1 AND timeline = 0 AND generation <= $2 AND system_identifier <> $3";
+        let server: [&(dyn ToSql + Sync); 3] = [&host.as_str(), &generation, &record.system];
+        transaction.execute(gone, &server).await?;
         transaction
             .execute(
                 sql,
@@ -587,6 +701,34 @@ mod tests {
             "two servers take the writes of db1: a1:5432 (timeline 2, system 7) and a0:5432 \
                 (timeline 1, system 7); a1:5432 was promoted later"
         );
+    }
+
+    #[test]
+    fn the_awaited_server_is_the_host_once_it_takes_writes() {
+        let said: [Recorded; 5] = [
+            ("db1", "db1", 1, 7, 1),
+            ("db2", "db1", 1, 7, 3),
+            ("db1", "db1", 2, 8, 0),
+            ("db2", "db1", 2, 8, 0),
+            ("db2", "db2", 1, 5, 1),
+        ];
+        let db1 = host("db1");
+        for (system, expected, alarms) in [
+            (7, Some((1, 7, 3)), 0),
+            (8, Some((2, 8, 4)), 0),
+            (9, None, 1),
+        ] {
+            let timeline = if system == 8 { 4 } else { 3 };
+            let seen = seen(&[("db1", &[(system, Some(timeline))])], &said);
+            let now = seen.now(&db1);
+            let now = now.map(|record| (record.generation, record.system, record.timeline));
+            assert_eq!(now, expected);
+            assert_eq!(seen.findings().len(), alarms, "{system}");
+            assert_eq!(seen.awaited(&db1).map(|next| next.system), Some(8));
+        }
+        let mut later = said.to_vec();
+        later.push(("db2", "db1", 2, 8, 4));
+        assert_eq!(seen(&[("db1", &[])], &later).awaited(&db1), None);
     }
 
     #[test]

@@ -46,7 +46,10 @@ pub(super) use contradiction::{jumped, went_back};
 pub use exposed::exposed;
 pub(crate) use finding::Findings;
 pub use finding::{Finding, Severity};
-pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};
+pub use identity::{
+    AcceptError, Accepted, AwaitError, Identities, RecordError, accept, accept_in_advance,
+    identities,
+};
 pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
 pub(crate) use settings::START_A_STANDBY;
 pub use sources::sources;

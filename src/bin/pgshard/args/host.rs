@@ -82,12 +82,22 @@ that \
 ends with a new timeline, need nothing. Never run it to get rid of an alarm that nobody has \
 explained: see docs/high-availability.md.
 
+With --system, a server that does not answer yet is accepted in advance: the green server of a \
+blue/green upgrade, whose identifier its `SELECT system_identifier FROM pg_control_system()` shows. \
+It becomes the host once it answers under the host's name and takes writes, without an alarm, and \
+the former server is refused from then on. Any third one is refused. --system with the identifier \
+that the host has now takes that back.
+
 Examples:
-  pgshard host accept db1")]
+  pgshard host accept db1
+  pgshard host accept db1 --system 7577311984398540837")]
 pub(crate) struct HostAccept {
     /// Its name in the config
     #[arg(value_name = "HOST")]
     pub(crate) host: String,
+    /// Accept only the server with this system identifier, also before it answers
+    #[arg(long, value_name = "IDENTIFIER")]
+    pub(crate) system: Option<i64>,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,

@@ -153,7 +153,8 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
                 host::list(Width::from_flag(args.wide.wide), config, output).await
             }
             HostCommand::Accept(args) => {
-                host::accept(&args.host, Consent::from_flag(args.yes), config, output).await
+                let consent = Consent::from_flag(args.yes);
+                host::accept(&args.host, args.system, consent, config, output).await
             }
         },
         Command::Demo(args) => demo::run(args, output).await,
