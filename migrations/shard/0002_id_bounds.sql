@@ -106,6 +106,13 @@ BEGIN
             ms := pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint
                 OPERATOR(pg_catalog.-) ({epoch_ms});
             IF h IS NULL THEN
+                -- Null where the role may not read it, and where logical replication or a dump of the schema made it.
+                IF pg_catalog.has_sequence_privilege('{shard}.id_offset'::pg_catalog.regclass, 'USAGE, SELECT') THEN
+                    RAISE EXCEPTION USING
+                        ERRCODE = 'object_not_in_prerequisite_state',
+                        MESSAGE = 'the sequences of {shard}''s IDs were never called',
+                        HINT = 'As after logical replication. `pgshard check` prints the statement that sets them.';
+                END IF;
                 RAISE EXCEPTION USING
                     ERRCODE = 'insufficient_privilege',
                     MESSAGE = 'the sequences of {shard}''s IDs cannot be read',

@@ -608,3 +608,36 @@ fn refusal(shard: ShardId, host: &HostName, may_have_run: bool, source: &Cause) 
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs that count errors group them by their texts.
+    #[test]
+    fn errors_of_one_cause_have_one_text() {
+        let shard = ShardId::new(7).unwrap();
+        let host = HostName::new("db1").unwrap();
+        let source = Arc::new(pg::ConnectError::TimedOut {
+            to: "app@db1/app".to_owned(),
+            timeout_ms: 2000,
+        });
+        let down = |again_in_ms| Error::HostDown {
+            shard,
+            host: host.clone(),
+            again_in_ms,
+            source: source.clone(),
+        };
+        assert_eq!(down(0).to_string(), down(731).to_string());
+        let unavailable = |waited_ms| Error::ShardUnavailable {
+            shard,
+            host: host.clone(),
+            waited_ms,
+            reason: "it is fenced".to_owned(),
+        };
+        assert_eq!(
+            unavailable(15_000).to_string(),
+            unavailable(15_013).to_string()
+        );
+    }
+}

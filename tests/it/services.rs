@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::dev::StopMode;
 use pgshard::mover::{Mode, Options};
@@ -15,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::console::client::Console;
 use crate::rights::on_all;
-use crate::support::{Ran, World, share, until as until_true};
+use crate::support::{Ran, World, is_long, share, until as until_true};
 
 /// Functions for slots that a member of `rds_replication` may call, and no attribute is asked for:
 /// the service's own run under other names, as a role that has REPLICATION.
@@ -194,7 +195,7 @@ on_each_version! {
     async fn a_missing_function_is_named_by_the_plan(version) {
         let world = World::new(&[version, version], 4).await;
         let console = Console::start(&world, &["--floor-s", "1"]);
-        let functions = match std::env::var("PGSHARD_TEST_FUNCTIONS").is_ok() {
+        let functions = match is_long() {
             true => called(&world).await,
             false => share(version, LACKING.iter().map(|name| (*name).to_owned())),
         };
@@ -205,6 +206,33 @@ on_each_version! {
             on_all(&world, &grant).await;
         }
         assert_eq!(world.run(&["check"]).await.code(), 0);
+    }
+
+    /// Whatever function a service has taken away, reads from standbys give their rows: from the
+    /// primary, where the router cannot know how far the standby is.
+    async fn reads_from_standbys_work_without_any_function(version) {
+        let world = World::with_standby(version, 4, 0).await;
+        let superuser = world.servers.superuser(0).await;
+        let functions = called(&world).await;
+        assert!(functions.len() > 20, "{functions:?}");
+        let mut by_standby = 0;
+        for function in &functions {
+            superuser.batch_execute(&revoked("REVOKE", "FROM", function)).await.unwrap();
+            world.servers.caught_up(2, 0).await;
+            let router = world.router().await;
+            let count = "SELECT count(*) FROM {shard}.users";
+            for at in 0..2 {
+                let read = router.by_key(0).reads().query_one(count, &[]).await;
+                let read = read.unwrap_or_else(|error| panic!("{function}: {error}"));
+                assert_eq!(read.get::<_, i64>(0), 0, "{function}");
+                // The standbys are asked for the first time by the first read.
+                tokio::time::sleep(Duration::from_millis(100 * (1 - at))).await;
+            }
+            let row = router.by_key(0).reads().query_one("SELECT current_setting('in_hot_standby', true) = 'on'", &[]).await;
+            by_standby += i32::from(row.unwrap().get::<_, Option<bool>>(0) == Some(true));
+            superuser.batch_execute(&revoked("GRANT", "TO", function)).await.unwrap();
+        }
+        assert!(by_standby > 0, "no standby was ever read");
     }
 
     /// While the role's password changes every few seconds, and a program prints the present one,
@@ -281,7 +309,10 @@ on_each_version! {
         let before: i64 = db1.query_one(insert, &[]).await.unwrap().get(0);
         let restart = "ALTER SEQUENCE shard_0001.id_ticket RESTART; ALTER SEQUENCE shard_0001.id_offset RESTART";
         world.servers.superuser(0).await.batch_execute(restart).await.unwrap();
-        db1.query_one(insert, &[]).await.unwrap_err();
+        let refused = db1.query_one(insert, &[]).await.unwrap_err();
+        let refused = refused.as_db_error().unwrap();
+        assert!(refused.message().ends_with("were never called"), "{refused}");
+        assert!(refused.hint().unwrap().contains("`pgshard check`"), "{refused}");
         let found = world.run(&["check"]).await.last()["findings"].clone();
         let found = found.as_array().unwrap();
         let unset = found.iter().find(|one| one["code"] == "ids_unset").unwrap();
@@ -395,6 +426,64 @@ on_each_version! {
         let count = "SELECT count(*) FROM shard_0001.users";
         let there: i64 = db2.query_one(count, &[]).await.unwrap().get(0);
         assert_eq!(there, 2000 + written);
+    }
+
+    /// PostgreSQL 19 raises the level of its WAL when the first slot is created, so that its default
+    /// is enough for an online move. Before, the plan refuses it.
+    async fn an_online_move_needs_wal_level_logical_before_19(version) {
+        let world = World::new(&[version, version], 4).await;
+        for host in [0, 1] {
+            let set = "ALTER SYSTEM SET wal_level = 'replica'";
+            world.servers.superuser(host).await.batch_execute(set).await.unwrap();
+            tokio::task::block_in_place(|| world.servers.server(host).restart(StopMode::Fast)).unwrap();
+        }
+        let moved = world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await;
+        match version >= 19 {
+            true => {
+                let id = moved.ended(0).id();
+                world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+            }
+            false => assert!(moved.ended(4).stderr.contains("wal_level replica"), "{}", moved.stderr),
+        }
+    }
+
+    /// What PostgreSQL 19 has new works through a router, and while a shard moves: a row that is
+    /// there is given back by ON CONFLICT DO SELECT, and a session of a standby waits by WAIT FOR
+    /// for what its application has written. Before 19 the server refuses both.
+    async fn statements_of_postgresql_19_work(version) {
+        let world = World::with_standby(version, 4, 0).await;
+        let router = world.router().await;
+        let upsert = "INSERT INTO {shard}.users (id, name) VALUES ($1, 'a') \
+            ON CONFLICT (id) DO SELECT RETURNING name";
+        let shard = ShardId::new(0).unwrap();
+        let first = router.shard(shard).unwrap().query_one(upsert, &[&7_i64]).await;
+        let written = "SELECT pg_current_wal_insert_lsn()::text";
+        let written: String = world.servers.app(0).await.query_one(written, &[]).await.unwrap().get(0);
+        let wait = format!("WAIT FOR LSN '{written}' WITH (TIMEOUT '60s')");
+        let standby = world.servers.app(2).await;
+        let waited = standby.simple_query(&wait).await;
+        if version < 19 {
+            assert!(first.is_err() && waited.is_err(), "{first:?} {waited:?}");
+            return;
+        }
+        assert_eq!(first.unwrap().get::<_, &str>(0), "a");
+        waited.unwrap();
+        let seen = "SELECT name FROM shard_0000.users WHERE id = 7";
+        assert_eq!(standby.query_one(seen, &[]).await.unwrap().get::<_, &str>(0), "a");
+        let update = "UPDATE {shard}.users SET name = 'b' WHERE id = $1";
+        router.shard(shard).unwrap().execute(update, &[&7_i64]).await.unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let (until, writer) = (over.clone(), router.clone());
+        let writing = tokio::spawn(async move {
+            while !until.load(Ordering::Relaxed) {
+                let row = writer.shard(shard).unwrap().query_one(upsert, &[&7_i64]).await.unwrap();
+                assert_eq!(row.get::<_, &str>(0), "b");
+            }
+        });
+        let online = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        world.run(&online).await.ended(0);
+        over.store(true, Ordering::Relaxed);
+        writing.await.unwrap();
     }
 
     /// Where blocking was not asked for, the plan gives the reason for it.

@@ -181,13 +181,7 @@ fn guarantees_name_tests_that_exist() {
             mistakes.push(format!("line {}: no test shows it", line + 1));
         }
         for test in tests {
-            let (module, name) = test.rsplit_once("::").unwrap();
-            let path = root()
-                .join("tests/it")
-                .join(module.replace("::", "/"))
-                .with_extension("rs");
-            let text = std::fs::read_to_string(&path).unwrap_or_default();
-            if !text.contains(&format!("fn {name}(")) {
+            if !is_a_test(test) {
                 mistakes.push(format!("line {}: there is no test {test}", line + 1));
             }
             named += 1;
@@ -195,6 +189,41 @@ fn guarantees_name_tests_that_exist() {
     }
     none_of(mistakes, "each guarantee names the tests that show it");
     assert!(named > 40);
+}
+
+/// Whether `moves::dead::gc` is in `tests/it/moves/dead.rs`, or a test of the library.
+fn is_a_test(test: &str) -> bool {
+    let (module, name) = test.rsplit_once("::").unwrap();
+    ["tests/it", "src"].into_iter().any(|folder| {
+        let path = root().join(folder).join(module.replace("::", "/"));
+        let text = std::fs::read_to_string(path.with_extension("rs")).unwrap_or_default();
+        text.contains(&format!("fn {name}("))
+    })
+}
+
+#[test]
+fn what_is_tested_on_a_look_alike_names_its_test() {
+    let mut mistakes = Vec::new();
+    for (line, text) in source("docs/cloud.md").lines().enumerate() {
+        if !text.starts_with("| ") {
+            continue;
+        }
+        let mark = text.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let is_marked = [
+            "tested on a look-alike",
+            "documented by the service",
+            "unknown",
+        ]
+        .iter()
+        .any(|kind| mark.contains(&format!("[{kind}]")));
+        let tests: Vec<&str> = mark.split('`').filter(|word| word.contains("::")).collect();
+        let is_named = !tests.is_empty() || !mark.contains("[tested on a look-alike]");
+        let is_table = text.starts_with("| |") || text.starts_with("| ---");
+        if !is_table && !(is_marked && is_named && tests.iter().all(|test| is_a_test(test))) {
+            mistakes.push(format!("line {}: {mark}", line + 1));
+        }
+    }
+    none_of(mistakes, "each line of docs/cloud.md says how it is known");
 }
 
 /// Alerts and the dashboard ask for what `pgshard exporter` says it tells. Each alert is tested,

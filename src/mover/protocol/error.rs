@@ -455,7 +455,7 @@ pub enum Error {
         /// Why.
         source: crate::pg::ReplicationError,
     },
-    /// The stream of changes is not what PostgreSQL 13 to 18 send.
+    /// The stream of changes is not what PostgreSQL 13 to 19 send.
     #[error("the stream of changes from host {host} cannot be read: {what}")]
     Malformed {
         /// The source.
