@@ -444,23 +444,50 @@ impl Replication {
         &mut self,
         command: &str,
     ) -> Result<Option<String>, ReplicationError> {
+        let columns = self.columns(command).await?;
+        Ok(columns.into_iter().next().flatten())
+    }
+
+    /// Runs a command that answers with at most one row, and returns its columns.
+    async fn columns(&mut self, command: &str) -> Result<Vec<Option<String>>, ReplicationError> {
         self.writer.query(command).await?;
-        let mut value = None;
+        let mut columns = Vec::new();
         loop {
-            let mut message = self.reader.answer().await?;
+            let message = self.reader.answer().await?;
             match message.tag {
-                b'Z' => return Ok(value),
-                b'D' if message.body.len() >= 6 && message.body.get_u16() > 0 => {
-                    let length = message.body.get_i32();
-                    if let Ok(length) = usize::try_from(length)
-                        && length <= message.body.len()
-                    {
-                        value = Some(String::from_utf8_lossy(&message.body[..length]).into_owned());
-                    }
-                }
+                b'Z' => return Ok(columns),
+                b'D' => columns = columns_of(message.body),
                 _ => {}
             }
         }
+    }
+
+    /// The positions at which the server's timeline, and those before it, were left for the next
+    /// one: each with the timeline that ends there.
+    pub(crate) async fn timeline_ends(&mut self) -> Result<Vec<(u32, u64)>, ReplicationError> {
+        let system = self.columns("IDENTIFY_SYSTEM").await?;
+        let timeline = system.get(1).cloned().flatten();
+        let to = self.reader.to.clone();
+        let strange = |what: &str| ReplicationError::Unsupported {
+            to: to.clone(),
+            what: format!("its timelines cannot be read: {what}"),
+        };
+        let timeline: Option<u32> = timeline.and_then(|timeline| timeline.parse().ok());
+        let timeline = timeline.ok_or_else(|| strange("it does not name its own"))?;
+        if timeline == 1 {
+            return Ok(Vec::new());
+        }
+        let history = self
+            .columns(&format!("TIMELINE_HISTORY {timeline}"))
+            .await?;
+        let history = history.get(1).cloned().flatten().unwrap_or_default();
+        let lines = history
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let ends: Option<Vec<(u32, u64)>> = lines.map(timeline_end).collect();
+        ends.filter(|ends| !ends.is_empty())
+            .ok_or_else(|| strange("its history has another form"))
     }
 
     /// Starts a stream: `command` is a START_REPLICATION. From here on the halves are used by
@@ -473,6 +500,38 @@ impl Replication {
         while self.reader.answer().await?.tag != b'W' {}
         Ok((self.reader, self.writer))
     }
+}
+
+/// The columns of a DataRow.
+fn columns_of(mut body: Bytes) -> Vec<Option<String>> {
+    let mut columns = Vec::new();
+    if body.len() < 2 {
+        return columns;
+    }
+    for _ in 0..body.get_u16() {
+        if body.len() < 4 {
+            break;
+        }
+        let length = body.get_i32();
+        columns.push(match usize::try_from(length) {
+            Ok(length) if length <= body.len() => {
+                Some(String::from_utf8_lossy(&body.split_to(length)).into_owned())
+            }
+            _ => None,
+        });
+    }
+    columns
+}
+
+/// A line of a timeline's history: a timeline, the position at which it ends, and why.
+fn timeline_end(line: &str) -> Option<(u32, u64)> {
+    let mut words = line.split_whitespace();
+    let timeline = words.next()?.parse().ok()?;
+    let (high, low) = words.next()?.split_once('/')?;
+    let half = |digits| u64::from_str_radix(digits, 16).ok();
+    let (high, low) = (half(high)?, half(low)?);
+    (high <= u64::from(u32::MAX) && low <= u64::from(u32::MAX))
+        .then_some((timeline, high << 32 | low))
 }
 
 /// How both sides prove that they know the password.

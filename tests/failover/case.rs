@@ -71,6 +71,8 @@ pub(crate) enum Former {
     Thawed,
     /// It is started again as it was.
     StartedAgain,
+    /// It was stopped cleanly: a planned switchover.
+    SwitchedOver,
 }
 
 /// What happens to the mover.
@@ -128,8 +130,46 @@ fn one<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
     all[rng.usize(0..all.len())]
 }
 
+/// From this seed on, rounds are clean switchovers, in each phase in turn.
+const SWITCHOVERS: u64 = 1_000_000;
+
 impl Case {
     pub(crate) fn of(seed: u64, version: u32) -> Case {
+        match seed.checked_sub(SWITCHOVERS) {
+            Some(at) => Case::switchover(seed, version, usize::try_from(at).unwrap_or(0)),
+            None => Case::failover(seed, version),
+        }
+    }
+
+    /// Each phase with its source, then each with its target, then with both, with a mover that
+    /// lives; then the same with one that dies.
+    fn switchover(seed: u64, version: u32, at: usize) -> Case {
+        let phases: Vec<Phase> = [Phase::Between, Phase::Held, Phase::Fed]
+            .into_iter()
+            .chain(ONLINE.map(Phase::Online))
+            .chain(BLOCKING.map(Phase::Blocking))
+            .chain(ROLLBACK.map(Phase::Rollback))
+            .collect();
+        let hosts = [&[0][..], &[1], &[0, 1]][at / phases.len() % 3].to_vec();
+        let mover = [Mover::Lives, Mover::Dies][at / phases.len() / 3 % 2];
+        Case {
+            seed,
+            version,
+            phase: phases[at % phases.len()],
+            hosts,
+            gap: Gap::Moments,
+            former: Former::SwitchedOver,
+            mover,
+            names: Names::Standby,
+            way: Way::Addresses,
+            slots: match version < 17 {
+                true => Slots::None,
+                false => Slots::Synchronized,
+            },
+        }
+    }
+
+    fn failover(seed: u64, version: u32) -> Case {
         let rng = &mut Rng::with_seed(seed.wrapping_mul(31));
         let phase = match rng.u8(0..12) {
             0 => Phase::Between,

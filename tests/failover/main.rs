@@ -32,7 +32,8 @@ what becomes of the
 mover and of the former primaries, whether routers go through PgBouncer, and whether standbys \
 synchronize slots. Rounds
 go on from seed to seed, on 15 and 18 in turn where no version is named, until the minutes or the \
-rounds are over.
+rounds are over. Seeds from 1000000 on are clean switchovers, one for each phase:
+--seed 1000000 --rounds 25 --version 18.
 A round that fails prints its story and the words that play it again.";
 
 fn main() -> ExitCode {

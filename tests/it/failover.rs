@@ -7,8 +7,11 @@ mod round;
 #[path = "../failover/writers.rs"]
 mod writers;
 
+use std::time::Duration;
+
 use crate::router::pooler;
 use crate::support;
+use crate::support::{Ran, World, until};
 
 use case::{Case, Former, Gap, Mover, Names, Phase, Slots, Way};
 use round::Round;
@@ -63,5 +66,92 @@ on_each_version! {
             ..case
         })
         .await;
+    }
+
+    /// From 17 on a standby synchronizes the slots of moves. After a clean switchover of the source
+    /// a move that was on hold ends without another copy. Before 17 the slot is gone, and the move
+    /// copies again.
+    async fn a_held_move_survives_a_switchover_of_its_source(version) {
+        let world = World::with_standbys(version, 4).await;
+        world.run(&["bootstrap"]).await.ended(0);
+        let synchronizes = version >= 17;
+        for host in [0, 1] {
+            if synchronizes {
+                world.servers.synchronize_slots(host + 2, host).await;
+            }
+        }
+        let (router, shard) = (world.router().await, pgshard::ShardId::new(0).unwrap());
+        let write = async |count: usize| {
+            for _ in 0..count {
+                let insert = "INSERT INTO {shard}.users (name) VALUES ('a')";
+                let begun = std::time::Instant::now();
+                while let Err(error) = router.shard(shard).unwrap().execute(insert, &[]).await {
+                    assert!(begun.elapsed() < Duration::from_secs(60), "{error}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        };
+        write(20).await;
+        let hold = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let held = world.command(&hold, &[]).spawn().unwrap();
+        let ready = "SELECT bool_or(phase = 'ready') FROM pgshard.move";
+        until(&world.servers.app(0).await, ready).await;
+        write(20).await;
+        world.servers.switch_over(2, 0).await;
+        write(20).await;
+        let source = world.servers.app(2).await;
+        if synchronizes {
+            let adopted = "SELECT bool_or(obj_description(oid, 'pg_publication') LIKE '%adopted%') \
+                FROM pg_publication";
+            until(&source, adopted).await;
+        }
+        world.run(&["moves", "continue"]).await;
+        let ended = Ran::of(held).await;
+        let id = ended.id();
+        match ended.code() {
+            0 => {}
+            code if !synchronizes => {
+                assert_eq!(code, 7, "{}", ended.stderr);
+                world.run(&["moves", "resume", &id]).await.ended(0);
+            }
+            _ => panic!("{}", ended.stderr),
+        }
+        write(20).await;
+        let count = "SELECT count(*) FROM shard_0000.users";
+        let there: i64 = world.servers.app(1).await.query_one(count, &[]).await.unwrap().get(0);
+        // A statement whose answer was lost was repeated.
+        assert!((80..100).contains(&there), "{there}");
+    }
+
+    /// What a former primary has sent to a move, and its standby lacks, is noticed: the synchronized
+    /// slot is not used, and the move copies again.
+    async fn a_synchronized_slot_that_lacks_what_was_sent_is_not_used(version) {
+        let version = version.max(18);
+        let world = World::with_standbys(version, 4).await;
+        world.run(&["bootstrap"]).await.ended(0);
+        world.servers.synchronize_slots(2, 0).await;
+        let hold = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let held = world.command(&hold, &[]).spawn().unwrap();
+        let db1 = world.servers.app(0).await;
+        until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
+        let synced = "SELECT bool_or(synced AND NOT temporary) FROM pg_replication_slots \
+            WHERE slot_type = 'logical'";
+        until(&world.servers.superuser(2).await, synced).await;
+        world.servers.cut_off(2, 0).await;
+        let insert = "INSERT INTO shard_0000.users (name) VALUES ('lost') RETURNING id";
+        let lost: i64 = db1.query_one(insert, &[]).await.unwrap().get(0);
+        let target = world.servers.superuser(1).await;
+        let arrived = format!("SELECT EXISTS (SELECT FROM shard_0000__incoming.users WHERE id = {lost})");
+        until(&target, &arrived).await;
+        let former = world.servers.server(0);
+        tokio::task::block_in_place(|| former.stop(pgshard::dev::StopMode::Immediate)).unwrap();
+        world.servers.promote(2).await;
+        world.run(&["moves", "continue"]).await;
+        let ended = Ran::of(held).await;
+        if ended.code() != 0 {
+            world.run(&["moves", "resume", &ended.id()]).await.ended(0);
+        }
+        let there: bool = target.query_one(&arrived.replace("__incoming", ""), &[]).await.unwrap().get(0);
+        assert!(!there, "the target has a row that the source has lost");
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Watchdog {
     altered: watch::Sender<Altered>,
     /// Whether the tables of all shards are published, and the slot is there.
     published: AtomicBool,
+    /// Whether a follower reads the slot.
+    followed: AtomicBool,
 }
 
 /// A shard as it was when the target was built.
@@ -64,6 +66,7 @@ impl Watchdog {
             watched: Mutex::default(),
             altered: watch::Sender::new(Altered::new()),
             published: AtomicBool::new(false),
+            followed: AtomicBool::new(false),
         }
     }
 
@@ -71,6 +74,12 @@ impl Watchdog {
     /// so.
     pub(in crate::mover) fn watch_publication(&self) {
         self.published.store(true, Ordering::SeqCst);
+    }
+
+    /// The slot is read from now on. Whether one that a promoted standby has synchronized is whole,
+    /// its reader finds out.
+    pub(in crate::mover) fn leave_promotions_to_the_reader(&self) {
+        self.followed.store(true, Ordering::SeqCst);
     }
 
     /// Publication and slot are about to be dropped by this mover.
@@ -162,7 +171,9 @@ impl Watchdog {
         };
         let state = slot::slot_state(session, slot).await?;
         let lost = match &state {
-            Some(state) => state.lost,
+            Some(state) => state.lost.filter(|lost| {
+                *lost != slot::OF_A_FORMER_PRIMARY || !self.followed.load(Ordering::SeqCst)
+            }),
             None => Some("gone"),
         };
         // Read after the slot: this mover says that it is about to drop it before it does.

@@ -9,6 +9,7 @@
 //! Invariant: a source transaction is in the target whole or not at all, and once. The source is
 //! never told that something is durable which is not durable at the target.
 
+pub(crate) mod adopt;
 mod apply;
 mod changes;
 mod confirm;

@@ -17,7 +17,7 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Options;
-use crate::pg::{quote_ident, shown};
+use crate::pg::{quote_ident, quote_literal, shown};
 use crate::shard::ShardId;
 
 /// The name of a move's publication and slot, on its source.
@@ -276,11 +276,16 @@ pub(crate) async fn create_slot(
     register(source, "slot", owner).await?;
     owner.options.at("before slot")?;
     let until = Instant::now() + patience;
+    let sql = match has_synchronized_slots(source).await? {
+        true => {
+            "SELECT lsn FROM pg_create_logical_replication_slot($1, 'pgoutput', failover => true)"
+        }
+        false => "SELECT lsn FROM pg_create_logical_replication_slot($1, 'pgoutput')",
+    };
     loop {
         if let Some(state) = slot_state(source, owner.name).await? {
             return Ok(state.confirmed);
         }
-        let sql = "SELECT lsn FROM pg_create_logical_replication_slot($1, 'pgoutput')";
         let made = source.client.query_one(sql, &[&owner.name]).await;
         let error = match made {
             Ok(row) => {
@@ -301,6 +306,21 @@ pub(crate) async fn create_slot(
             });
         }
     }
+}
+
+/// Whether a standby of this server may synchronize slots that are made with `failover`, as from
+/// PostgreSQL 17 on: one that does so streams from a physical slot. Which standbys do, the primary
+/// does not know. Where none does, `failover` changes nothing; where `synchronized_standby_slots`
+/// is set, the stream waits for the standbys that it names.
+///
+/// Locks: none.
+async fn has_synchronized_slots(source: &Session) -> Result<bool, Error> {
+    let sql = "SELECT current_setting('server_version_num')::int4 >= 170000
+        AND EXISTS (SELECT FROM pg_replication_slots WHERE slot_type = 'physical')";
+    source
+        .row("looking for standbys with slots", sql, &[])
+        .await?
+        .get(0)
 }
 
 /// Waits for those that [`wait_for_writers`] waits for, and makes the slot's readers look at the
@@ -443,30 +463,65 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
 /// The state of the slot; `None` if there is none.
 ///
 /// One that was synchronized from a former primary, as PostgreSQL does from 17 on for slots with
-/// `failover`, is lost, too: what it has confirmed may be changes that this server lacks, and new
-/// ones are at the same positions. A reader would miss the new ones.
+/// `failover`, is lost, too, unless it was [adopted](super::adopt): what its reader has got may be
+/// changes that this server lacks, and new ones are at the same positions. A reader would miss the
+/// new ones.
 ///
 /// Locks: none.
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
+    let what = "looking at the slot";
     let sql = "SELECT CASE WHEN wal_status = 'lost' THEN 'lost'
                 WHEN (to_jsonb(s) ->> 'synced')::boolean THEN 'synchronized' END,
             (pg_current_wal_insert_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
         FROM pg_replication_slots s WHERE slot_name = $1";
-    let rows = source.rows("looking at the slot", sql, &[&name]).await?;
+    let rows = source.rows(what, sql, &[&name]).await?;
     let Some(row) = rows.first() else {
         return Ok(None);
     };
+    let lost = match row.get::<_, Option<&str>>(0)? {
+        None => None,
+        Some("lost") => Some("lost"),
+        Some(_) if is_adopted(source, name).await? => None,
+        Some(_) => Some(OF_A_FORMER_PRIMARY),
+    };
     Ok(Some(SlotState {
-        lost: row.get::<_, Option<String>>(0)?.map(|why| {
-            if why == "lost" {
-                "lost"
-            } else {
-                OF_A_FORMER_PRIMARY
-            }
-        }),
+        lost,
         kept_bytes: row.get::<_, Option<i64>>(1)?.unwrap_or(0),
         confirmed: row.get::<_, Option<PgLsn>>(2)?.map(u64::from).unwrap_or(0),
     }))
+}
+
+/// The comment of a publication whose slot was adopted on the timeline that the server writes. It
+/// is SQL without a parameter. Another promotion makes it untrue.
+const ADOPTED_HERE: &str = "'pgshard: its slot was adopted on timeline ' || \
+    left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)";
+
+/// Whether a slot of a former primary was found to be whole, on this timeline.
+///
+/// Locks: ACCESS SHARE on catalogs.
+async fn is_adopted(source: &Session, name: &str) -> Result<bool, Error> {
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = {}
+            AND obj_description(oid, 'pg_publication') = {ADOPTED_HERE})",
+        quote_literal(name)
+    );
+    let what = "looking for what was said of the slot";
+    // Where the server does not tell its timeline, nothing is adopted.
+    match source.row_if_provided(what, &sql).await? {
+        Some(row) => row.get(0),
+        None => Ok(false),
+    }
+}
+
+/// Records that the slot is whole on this timeline.
+///
+/// Locks: SHARE UPDATE EXCLUSIVE on the publication, for a statement.
+pub(super) async fn note_adopted(source: &Session, name: &str) -> Result<(), Error> {
+    let sql = format!(
+        "DO $$ BEGIN EXECUTE format('COMMENT ON PUBLICATION %I IS %L', {}, {ADOPTED_HERE}); END $$",
+        quote_literal(name)
+    );
+    source.batch("recording that the slot is whole", &sql).await
 }
 
 /// Which of these slots exist, and still have what they must send.

@@ -19,6 +19,7 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
+use crate::mover::stream::adopt::adopt;
 use crate::mover::stream::apply::{Applier, Care};
 use crate::mover::stream::changes::{Followed, TableState, Tables};
 use crate::mover::stream::confirm::Confirmation;
@@ -27,7 +28,7 @@ use crate::mover::stream::follower::{Basis, Command, FollowerOptions, View};
 use crate::mover::stream::layout::TargetColumn;
 use crate::mover::stream::row_index;
 use crate::mover::stream::run::Run;
-use crate::mover::stream::slot::{drop_slot, free_slot, slot_state};
+use crate::mover::stream::slot::{drop_slot, free_slot};
 use crate::mover::stream::transport::{Source, Transport};
 use crate::pg::cause::chain;
 
@@ -307,7 +308,8 @@ impl Worker {
         // has lost the move. It is freed before its state is read: the walsender of a broken
         // connection may still receive the position of a target that has failed over since.
         free_slot(&source, &options.stream).await?;
-        let state = slot_state(&source, &options.stream)
+        let connect = options.hosts.options(&options.source)?;
+        let state = adopt(&source, &session, connect, (&options.stream, options.id))
             .await?
             .ok_or_else(|| lost("gone"))?;
         if let Some(state) = state.lost {

@@ -10,6 +10,9 @@ use pgshard::dev::{Binaries, StopMode};
 
 use super::TestCluster;
 
+/// How long a switchover waits for the slots of the primary to be on its standby.
+const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(20);
+
 impl TestCluster {
     /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its
     /// own directory, and ended with the cluster as before. What it contained is gone.
@@ -136,6 +139,46 @@ impl TestCluster {
         while super::lines(&primary, used).await.is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Stops a primary cleanly, as a planned switchover does, and promotes its standby: it has all
+    /// that the primary wrote, and its logical slots if it synchronizes them. One that has not
+    /// advanced since it was made cannot be synchronized: it is not waited for longer.
+    pub(crate) async fn switch_over(&self, standby: usize, primary: usize) {
+        let (former, later) = (self.superuser(primary).await, self.superuser(standby).await);
+        let slots = |condition: &str| {
+            format!(
+                "SELECT coalesce(string_agg(slot_name, ' ' ORDER BY slot_name), '')::text
+                FROM pg_replication_slots s WHERE slot_type = 'logical' AND ({condition})"
+            )
+        };
+        let made = slots("(to_jsonb(s) ->> 'failover')::boolean");
+        let has = slots("(to_jsonb(s) ->> 'synced')::boolean AND NOT temporary");
+        let made = super::lines(&former, &made).await;
+        let synchronized = async {
+            while super::lines(&later, &has).await != made {
+                // A slot advances by the snapshots that the server logs every 15 seconds.
+                let log = "DO $$ BEGIN IF to_regproc('pg_log_standby_snapshot') IS NOT NULL THEN
+                    EXECUTE 'SELECT pg_log_standby_snapshot()'; END IF; END $$";
+                former
+                    .batch_execute(log)
+                    .await
+                    .expect("it is the superuser");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        let _ = tokio::time::timeout(SYNCHRONIZED_WITHIN, synchronized).await;
+        // A server that stops waits for the readers of its slots, and one may be paused.
+        let end = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+            WHERE slot_type = 'logical' AND active";
+        former
+            .batch_execute(end)
+            .await
+            .expect("it is the superuser");
+        drop((former, later));
+        tokio::task::block_in_place(|| self.server(primary).stop(StopMode::Fast))
+            .expect("the server stops");
+        self.promote(standby).await;
     }
 
     /// Makes a standby a primary.

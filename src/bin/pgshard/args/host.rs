@@ -83,7 +83,8 @@ ends with a new timeline, need nothing. Never run it to get rid of an alarm that
 explained: see docs/high-availability.md.
 
 With --system, a server that does not answer yet is accepted in advance: the green server of a \
-blue/green upgrade, whose identifier its `SELECT system_identifier FROM pg_control_system()` shows. \
+blue/green upgrade, whose identifier its `SELECT system_identifier FROM \
+pg_control_system()` shows. \
 It becomes the host once it answers under the host's name and takes writes, without an alarm, and \
 the former server is refused from then on. Any third one is refused. --system with the identifier \
 that the host has now takes that back.

@@ -165,6 +165,7 @@ impl<'a> Group<'a> {
             let source = self.session(&self.shared.source).await?;
             let target = self.session(&self.shared.target).await?;
             let others = self.others(&source, &target, &members, position).await?;
+            self.watchdog.leave_promotions_to_the_reader();
             let follower = self.follow(&source, &members, others).await?;
             let reverse = match self.back {
                 Back::Prepared => {

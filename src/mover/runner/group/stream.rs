@@ -14,6 +14,7 @@ use crate::mover::protocol::state::Phase;
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::part::End;
 use crate::mover::runner::reverse;
+use crate::mover::stream::adopt;
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use crate::mover::stream::slot;
 use crate::shard::ShardId;
@@ -38,7 +39,9 @@ impl Group<'_> {
             shard: self.first,
             options: &self.context.options,
         };
-        let there = slot::slot_state(source, &name).await?;
+        let target = self.session(&self.shared.target).await?;
+        let connect = self.context.hosts.options(&self.shared.source)?;
+        let there = adopt::state(source, &target, connect, (&name, self.shared.id)).await?;
         if self.shared.back_of.is_some() {
             // The slot was created before the shards came here: a new one would lack what has
             // changed since.
@@ -61,7 +64,6 @@ impl Group<'_> {
         let mut kept = there
             .filter(|_| lost.is_none())
             .map(|state| state.confirmed);
-        let target = self.session(&self.shared.target).await?;
         let (phases, there) = (self.phases(source).await?, self.there(&target).await?);
         if kept.is_some()
             && let Some(gap) = self.gap(source, members, &there).await?

@@ -44,9 +44,14 @@ pub(crate) async fn accept(
     let accepted = match (identities.accepted(&host), system) {
         (Ok(Some(accepted)), Some(system)) if accepted.record.system != system => {
             let other = accepted.record.system;
-            let refusal =
-                format!("the server that answers as {host} has system identifier {other}");
-            return Err(Failure::new(Exit::Refused, refusal));
+            return Err(match accepted.former {
+                Some(_) => Failure::new(
+                    Exit::Refused,
+                    format!("the server that answers as {host} has system identifier {other}"),
+                ),
+                None => Failure::new(Exit::Refused, format!("nothing is recorded of {host}"))
+                    .hint("run `pgshard bootstrap` first, which records its server"),
+            });
         }
         (Ok(None) | Err(AcceptError::NoPrimary { .. }), Some(system))
             if identities.now(&host).is_none_or(|now| now.system != system)
