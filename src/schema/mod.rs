@@ -24,9 +24,9 @@ pub(crate) mod tables;
 
 pub use catalog::{Error as CatalogError, Namespace};
 pub use check::{
-    AcceptError, Accepted, AwaitError, Contents, DefinitionSurvey, Definitions, Finding, HostShards,
-    Identities, Rebuilt, RecordError, RowRules, Severity, accept, accept_in_advance, check,
-    check_without_map, compare, contents, definitions, exposed, identities, map_of_hosts,
+    AcceptError, Accepted, AwaitError, Contents, DefinitionSurvey, Definitions, Finding,
+    HostShards, Identities, Rebuilt, RecordError, RowRules, Severity, accept, accept_in_advance,
+    check, check_without_map, compare, contents, definitions, exposed, identities, map_of_hosts,
     rebuild_map, sources,
 };
 pub(crate) use check::{Findings, START_A_STANDBY, made_alike};
