@@ -1,5 +1,8 @@
 //! What an application writes without thinking compiles, and does what it says.
 
+// A text that is borrowed without need is one of those things.
+#![allow(clippy::needless_borrows_for_generic_args)]
+
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
