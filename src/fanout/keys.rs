@@ -119,12 +119,14 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
     /// page it begins behind the last row of this one:
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::Router, followed: &[i64]) -> Result<(), Box<dyn std::error::Error>> {
+    /// # type Answer = Result<(), Box<dyn std::error::Error>>;
+    /// # async fn example(router: pgshard::Router, followed: &[i64]) -> Answer {
     /// use std::cmp::Reverse;
     ///
     /// // The most liked first; of two that are liked as much, the newer.
     /// let sql = "SELECT id, likes, title FROM {shard}.photos
-    ///     WHERE user_id = ANY($1) AND (likes, id) < ($2, $3) ORDER BY likes DESC, id DESC LIMIT 50";
+    ///     WHERE user_id = ANY($1) AND (likes, id) < ($2, $3)
+    ///     ORDER BY likes DESC, id DESC LIMIT 50";
     /// let (likes, id) = (i32::MAX, i64::MAX);
     /// let page = router.by_keys(followed)?.merge(sql, pgshard::params![likes, id], 50, |row| {
     ///     Ok(Reverse((row.try_get::<_, i32>(1)?, row.try_get::<_, i64>(0)?)))

@@ -185,22 +185,22 @@ impl Claims {
         self.mutant == Some(mutant)
     }
 
-    fn step(&self, world: &mut World, of: usize) -> Option<()> {
-        let process = world.processes[of];
+    fn step(&self, world: &mut World, number: usize) -> Option<()> {
+        let process = world.processes[number];
         match process.task {
-            Task::Set(key, value) => self.set(world, of, key, value),
-            Task::Clear(key) => clear(world, of, key),
-            Task::Sweep(value) => self.sweep(world, of, value),
+            Task::Set(key, value) => self.set(world, number, key, value),
+            Task::Clear(key) => clear(world, number, key),
+            Task::Sweep(value) => self.sweep(world, number, value),
         }
     }
 
-    fn set(&self, world: &mut World, of: usize, key: Key, value: Value) -> Option<()> {
+    fn set(&self, world: &mut World, number: usize, key: Key, value: Value) -> Option<()> {
         let saw = |seen| At::Next(next(key, seen));
-        let at = match world.processes[of].at {
+        let at = match world.processes[number].at {
             At::Begin => saw(Seen::Nothing),
             At::Next(Next::Claim) => match world.entries[usize::from(value)] {
                 Some(entry) => saw(Seen::Met(entry)),
-                None => saw(Seen::Won(world.enter(of, key, value))),
+                None => saw(Seen::Won(world.enter(number, key, value))),
             },
             At::Next(Next::Look(entry)) => {
                 let has_row = world.has(entry.key, value) && !self.is(Mutant::RowNotChecked);
@@ -216,7 +216,7 @@ impl Claims {
                 }
             }
             At::Next(Next::Kill(_)) | At::Waits(..) | At::Voided(_) => {
-                let (entry, has_row) = match self.kill(world, of, value)? {
+                let (entry, has_row) = match self.kill(world, number, value)? {
                     Some(killed) => killed,
                     None => return Some(()),
                 };
@@ -226,9 +226,9 @@ impl Claims {
             }
             At::Next(Next::Take(entry)) => match world.entries[usize::from(value)] {
                 Some(found) if found.claim == entry.claim => {
-                    saw(Seen::Won(world.enter(of, key, value)))
+                    saw(Seen::Won(world.enter(number, key, value)))
                 }
-                _ => world.again(of),
+                _ => world.again(number),
             },
             At::Next(Next::Use(claim)) => {
                 if world.is_locked(key) || world.is_voiding(claim) {
@@ -239,26 +239,31 @@ impl Claims {
                     None => world.expired.contains(&claim),
                 };
                 match spent {
-                    true => world.again(of),
+                    true => world.again(number),
                     false => At::Written(Some(claim)),
                 }
             }
             At::Written(_) => {
-                world.commit(of);
+                world.commit(number);
                 At::Ended(Outcome::Done)
             }
             At::Next(Next::Taken(_)) => At::Ended(Outcome::Taken),
             At::Delete(_) | At::Ended(_) => return None,
         };
-        world.processes[of].at = at;
+        world.processes[number].at = at;
         Some(())
     }
 
     /// The two statements of a kill and its commit. `Some(None)`: it has only begun.
-    fn kill(&self, world: &mut World, of: usize, value: Value) -> Option<Option<(Entry, bool)>> {
-        match world.processes[of].at {
+    fn kill(
+        &self,
+        world: &mut World,
+        number: usize,
+        value: Value,
+    ) -> Option<Option<(Entry, bool)>> {
+        match world.processes[number].at {
             At::Next(Next::Kill(entry)) if self.is(Mutant::CheckInKillsSnapshot) => {
-                world.processes[of].at = At::Waits(entry, world.has(entry.key, value));
+                world.processes[number].at = At::Waits(entry, world.has(entry.key, value));
                 Some(None)
             }
             At::Waits(entry, has_row) => {
@@ -272,7 +277,7 @@ impl Claims {
                 if world.is_in_use(entry.claim) || world.is_voiding(entry.claim) {
                     return None;
                 }
-                world.processes[of].at = At::Voided(entry);
+                world.processes[number].at = At::Voided(entry);
                 Some(None)
             }
             At::Voided(entry) => {
@@ -283,8 +288,8 @@ impl Claims {
         }
     }
 
-    fn sweep(&self, world: &mut World, of: usize, value: Value) -> Option<()> {
-        let at = match world.processes[of].at {
+    fn sweep(&self, world: &mut World, number: usize, value: Value) -> Option<()> {
+        let at = match world.processes[number].at {
             At::Begin => match world.entries[usize::from(value)] {
                 None => At::Ended(Outcome::Done),
                 Some(entry) if self.is(Mutant::EntrySweptWithoutKill) => {
@@ -296,7 +301,7 @@ impl Claims {
                 Some(entry) => At::Next(Next::Kill(entry)),
             },
             At::Next(Next::Kill(_)) | At::Waits(..) | At::Voided(_) => {
-                match self.kill(world, of, value)? {
+                match self.kill(world, number, value)? {
                     None => return Some(()),
                     Some((_, true)) => At::Ended(Outcome::Done),
                     Some((entry, false)) => At::Delete(entry),
@@ -311,7 +316,7 @@ impl Claims {
             }
             _ => return None,
         };
-        world.processes[of].at = at;
+        world.processes[number].at = at;
         Some(())
     }
 
@@ -344,18 +349,18 @@ impl Claims {
     }
 }
 
-fn clear(world: &mut World, of: usize, key: Key) -> Option<()> {
-    let at = match world.processes[of].at {
+fn clear(world: &mut World, number: usize, key: Key) -> Option<()> {
+    let at = match world.processes[number].at {
         At::Begin if world.is_locked(key) => return None,
         At::Begin if world.rows[usize::from(key)].is_none() => At::Ended(Outcome::Done),
         At::Begin => At::Written(None),
         At::Written(_) => {
-            world.commit(of);
+            world.commit(number);
             At::Ended(Outcome::Done)
         }
         _ => return None,
     };
-    world.processes[of].at = at;
+    world.processes[number].at = at;
     Some(())
 }
 
@@ -368,7 +373,7 @@ impl World {
     fn is_locked(&self, key: Key) -> bool {
         self.processes.iter().any(|process| {
             matches!(process.at, At::Written(_))
-                && matches!(process.task, Task::Set(of, _) | Task::Clear(of) if of == key)
+                && matches!(process.task, Task::Set(at, _) | Task::Clear(at) if at == key)
         })
     }
 
@@ -383,9 +388,9 @@ impl World {
     }
 
     /// Writes an entry with a new claim of the process.
-    fn enter(&mut self, of: usize, key: Key, value: Value) -> Claim {
-        let process = &mut self.processes[of];
-        let claim = (u8::try_from(of).unwrap(), process.claims);
+    fn enter(&mut self, number: usize, key: Key, value: Value) -> Claim {
+        let process = &mut self.processes[number];
+        let claim = (u8::try_from(number).unwrap(), process.claims);
         process.claims += 1;
         let slot = &mut self.entries[usize::from(value)];
         let former = slot.replace(Entry { key, claim });
@@ -404,8 +409,8 @@ impl World {
         }
     }
 
-    fn commit(&mut self, of: usize) {
-        let Process { task, at, .. } = self.processes[of];
+    fn commit(&mut self, number: usize) {
+        let Process { task, at, .. } = self.processes[number];
         match (task, at) {
             (Task::Set(key, value), At::Written(Some(claim))) => {
                 self.rows[usize::from(key)] = Some(value);
@@ -416,11 +421,11 @@ impl World {
         }
     }
 
-    fn again(&mut self, of: usize) -> At {
-        match self.processes[of].retries {
+    fn again(&mut self, number: usize) -> At {
+        match self.processes[number].retries {
             0 => At::Ended(Outcome::Busy),
             _ => {
-                self.processes[of].retries -= 1;
+                self.processes[number].retries -= 1;
                 At::Begin
             }
         }
@@ -547,32 +552,32 @@ impl Model for Claims {
     fn next_state(&self, world: &World, action: Action) -> Option<World> {
         let mut world = world.clone();
         match action {
-            Action::Step(of) => self.step(&mut world, of)?,
-            Action::GiveUp(of) => world.processes[of].at = At::Ended(Outcome::Busy),
-            Action::Die(of) => {
+            Action::Step(number) => self.step(&mut world, number)?,
+            Action::GiveUp(number) => world.processes[number].at = At::Ended(Outcome::Busy),
+            Action::Die(number) => {
                 world.faults.deaths -= 1;
-                world.processes[of].at = At::Ended(Outcome::Died);
+                world.processes[number].at = At::Ended(Outcome::Died);
             }
-            Action::RollBack(of) => {
+            Action::RollBack(number) => {
                 world.faults.rollbacks -= 1;
-                world.processes[of].at = At::Ended(Outcome::RolledBack);
+                world.processes[number].at = At::Ended(Outcome::RolledBack);
             }
-            Action::CommitInDoubt(of) => {
+            Action::CommitInDoubt(number) => {
                 world.faults.doubts -= 1;
-                let back = World::back(&world.processes[of])?;
-                world.commit(of);
-                world.processes[of].at = back;
+                let back = World::back(&world.processes[number])?;
+                world.commit(number);
+                world.processes[number].at = back;
             }
-            Action::AnswerLost(of) => {
+            Action::AnswerLost(number) => {
                 world.faults.lost_answers -= 1;
-                let retries = world.processes[of].retries;
-                self.step(&mut world, of)?;
-                let won = matches!(world.processes[of].at, At::Next(Next::Use(_)));
+                let retries = world.processes[number].retries;
+                self.step(&mut world, number)?;
+                let won = matches!(world.processes[number].at, At::Next(Next::Use(_)));
                 if !won {
                     return None;
                 }
-                world.processes[of].at = At::Begin;
-                world.processes[of].retries = retries;
+                world.processes[number].at = At::Begin;
+                world.processes[number].retries = retries;
             }
             Action::Move(key) => {
                 world.faults.moves -= 1;

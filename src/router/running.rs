@@ -191,7 +191,8 @@ impl Transaction {
     /// effect with the transaction.
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// # use pgshard::{Router, router::Error};
+    /// # async fn example(router: Router, user: i64) -> Result<(), Error> {
     /// use tokio_postgres::GenericClient;
     ///
     /// /// As another crate's.

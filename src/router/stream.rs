@@ -121,7 +121,8 @@ impl Shard<'_> {
     /// it. Query the rest, from the last row on. A time limit is for the time until the first row.
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// # use pgshard::{Router, router::Error};
+    /// # async fn example(router: Router, user: i64) -> Result<(), Error> {
     /// use futures_util::TryStreamExt;
     ///
     /// let sql = "SELECT id, title FROM {shard}.photos WHERE user_id = $1 ORDER BY id";
@@ -174,7 +175,8 @@ impl Shard<'_> {
     /// [`Shard::query_raw`].
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), Box<dyn std::error::Error>> {
+    /// # type Answer = Result<(), Box<dyn std::error::Error>>;
+    /// # async fn example(router: pgshard::Router, user: i64) -> Answer {
     /// use futures_util::TryStreamExt;
     /// use tokio::io::AsyncWriteExt;
     ///

@@ -191,12 +191,8 @@ on_each_version! {
             );
         }
         // Without TLS there is nothing to bind to.
-        let words = refusal(
-            connect(
-                "sslmode=disable channel_binding=require password=secret",
-            )
-            .await,
-        );
+        let words =
+            refusal(connect("sslmode=disable channel_binding=require password=secret").await);
         assert!(words.contains("channel binding"), "{words}");
 
         // A server that wants the password itself could hand it on.
@@ -263,9 +259,7 @@ on_each_version! {
             superuser.batch_execute(&sql).await.unwrap();
             std::fs::write(
                 &rules,
-                format!(
-                    "host all app 127.0.0.1/32 {method}\n{before}"
-                ),
+                format!("host all app 127.0.0.1/32 {method}\n{before}"),
             )
             .unwrap();
             superuser
@@ -383,15 +377,12 @@ on_each_version! {
                     let keys = format!("{keys} password=secret require_auth={allowed}");
                     let outcome = world.connect("localhost", &keys).await;
                     match passes {
-                        true => drop(outcome.unwrap_or_else(|error| {
-                            panic!(
-                                "{method} {keys}: {error:?}"
-                            )
-                        })),
-                        false => assert!(
-                            refusal(outcome).contains("require_auth"),
-                            "{method} {keys}"
+                        true => drop(
+                            outcome.unwrap_or_else(|error| panic!("{method} {keys}: {error:?}")),
                         ),
+                        false => {
+                            assert!(refusal(outcome).contains("require_auth"), "{method} {keys}")
+                        }
                     }
                 }
                 let keys = format!("user=app dbname=app password=secret require_auth={allowed}");

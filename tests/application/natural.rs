@@ -96,7 +96,12 @@ on_each_version! {
         let table = "photos";
         for id in 0..8_i64 {
             let id = Id::new(60_000, shard(id as u16), 0).unwrap();
-            router.by_id(id).unwrap().execute(INSERT, &[&id.encode(), &"x"]).await.unwrap();
+            router
+                .by_id(id)
+                .unwrap()
+                .execute(INSERT, &[&id.encode(), &"x"])
+                .await
+                .unwrap();
         }
         let id = Id::new(60_000, shard(3), 0).unwrap().encode();
         let row = router.by_id(id).unwrap();
@@ -106,7 +111,10 @@ on_each_version! {
             row.query_one(&text, &[]).await.unwrap(),
             row.query_one(text.as_str(), &[]).await.unwrap(),
             row.query_one(Sql::reading(&text), &[]).await.unwrap(),
-            row.reads().query_one(format!("{text} WHERE id = $1"), &[&id]).await.unwrap(),
+            row.reads()
+                .query_one(format!("{text} WHERE id = $1"), &[&id])
+                .await
+                .unwrap(),
         ] {
             assert_eq!(found.get::<_, i64>(0), id);
         }
@@ -121,33 +129,93 @@ on_each_version! {
             seen.insert(shard);
         }
         assert_eq!(seen.len(), 8);
-        let rows = router.all_shards().query(&Sql::reading(&text), &[]).await.unwrap();
+        let rows = router
+            .all_shards()
+            .query(&Sql::reading(&text), &[])
+            .await
+            .unwrap();
         assert_eq!(rows.len(), 8);
-        let rows = router.all_shards().query(format!("{text} WHERE id = $1"), &[&id])
-            .await.unwrap();
+        let rows = router
+            .all_shards()
+            .query(format!("{text} WHERE id = $1"), &[&id])
+            .await
+            .unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].0, shard(3));
-        let failed = router.all_shards().query("SELECT nothing", &[]).await.unwrap_err();
+        let failed = router
+            .all_shards()
+            .query("SELECT nothing", &[])
+            .await
+            .unwrap_err();
         assert_eq!(failed.wanted().count(), 8);
         let whole: Error = failed.into();
         assert!(whole.is_application() && !whole.is_retryable(), "{whole}");
         // What owns its parameters goes to another task.
-        let owned = router.all_shards().query_with(format!("{text} WHERE id = $1"), params![id]);
-        let rows = tokio::spawn(async move { owned.await.map_err(Error::from) }).await.unwrap();
+        let owned = router
+            .all_shards()
+            .query_with(format!("{text} WHERE id = $1"), params![id]);
+        let rows = tokio::spawn(async move { owned.await.map_err(Error::from) })
+            .await
+            .unwrap();
         assert_eq!(rows.unwrap().len(), 1);
 
         // Keys of any integer type, and of text where the cluster's are.
         let sql = "SELECT $1::bigint[]";
-        assert_eq!(router.by_keys(&[1_u64, 9]).unwrap().query(sql).await.unwrap().len(), 1);
-        assert_eq!(router.by_keys(&[1_i128, 2]).unwrap().query(sql).await.unwrap().len(), 2);
-        assert_eq!(router.by_keys(&[1_u8]).unwrap().query("SELECT $1::smallint[]")
-            .await.unwrap().len(), 1);
-        assert_eq!(router.by_keys(&[&1_i32]).unwrap().query("SELECT $1::integer[]")
-            .await.unwrap().len(), 1);
-        assert!(matches!(router.by_keys(&["ada", "bob"]), Err(Error::WrongKey { .. })));
-        let large = router.by_keys(&[u64::MAX]).unwrap().query(sql).await.unwrap_err();
+        assert_eq!(
+            router
+                .by_keys(&[1_u64, 9])
+                .unwrap()
+                .query(sql)
+                .await
+                .unwrap()
+                .len(),
+            1
+        );
+        assert_eq!(
+            router
+                .by_keys(&[1_i128, 2])
+                .unwrap()
+                .query(sql)
+                .await
+                .unwrap()
+                .len(),
+            2
+        );
+        assert_eq!(
+            router
+                .by_keys(&[1_u8])
+                .unwrap()
+                .query("SELECT $1::smallint[]")
+                .await
+                .unwrap()
+                .len(),
+            1
+        );
+        assert_eq!(
+            router
+                .by_keys(&[&1_i32])
+                .unwrap()
+                .query("SELECT $1::integer[]")
+                .await
+                .unwrap()
+                .len(),
+            1
+        );
+        assert!(matches!(
+            router.by_keys(&["ada", "bob"]),
+            Err(Error::WrongKey { .. })
+        ));
+        let large = router
+            .by_keys(&[u64::MAX])
+            .unwrap()
+            .query(sql)
+            .await
+            .unwrap_err();
         let text = Error::from(large).to_string();
-        assert!(text.contains("key 18446744073709551615 does not fit"), "{text}");
+        assert!(
+            text.contains("key 18446744073709551615 does not fit"),
+            "{text}"
+        );
     }
 
     /// The first rows of many keys by any order, page by page.
@@ -158,11 +226,20 @@ on_each_version! {
         for key in &keys {
             // Only three different titles: the ID breaks the tie.
             let title = ["a", "b", "c"][(*key % 3) as usize];
-            router.by_key(*key).execute(INSERT, &[key, &title]).await.unwrap();
+            router
+                .by_key(*key)
+                .execute(INSERT, &[key, &title])
+                .await
+                .unwrap();
         }
         let mut wanted: Vec<(String, Reverse<i64>)> = keys
             .iter()
-            .map(|key| (["a", "b", "c"][(*key % 3) as usize].to_owned(), Reverse(*key)))
+            .map(|key| {
+                (
+                    ["a", "b", "c"][(*key % 3) as usize].to_owned(),
+                    Reverse(*key),
+                )
+            })
             .collect();
         wanted.sort();
         let sql = "SELECT id, title FROM {shard}.photos WHERE id = ANY($1)
@@ -171,10 +248,16 @@ on_each_version! {
         let (mut read, mut last) = (Vec::new(), (String::new(), i64::MAX));
         loop {
             let order = |row: &tokio_postgres::Row| {
-                Ok((row.try_get::<_, String>(1)?, Reverse(row.try_get::<_, i64>(0)?)))
+                Ok((
+                    row.try_get::<_, String>(1)?,
+                    Reverse(row.try_get::<_, i64>(0)?),
+                ))
             };
             let page = router.by_keys(&keys).unwrap();
-            let page = page.merge(sql, params![last.0.clone(), last.1], 7, order).await.unwrap();
+            let page = page
+                .merge(sql, params![last.0.clone(), last.1], 7, order)
+                .await
+                .unwrap();
             let page: Vec<(String, Reverse<i64>)> =
                 page.iter().map(|(_, row)| order(row).unwrap()).collect();
             read.extend(page.clone());
@@ -184,9 +267,13 @@ on_each_version! {
             }
         }
         assert_eq!(read, wanted);
-        let unreadable = router.by_keys(&keys).unwrap().merge(sql, params!["", i64::MAX], 7, |row| {
-            row.try_get::<_, i64>(1)
-        });
+        let unreadable =
+            router
+                .by_keys(&keys)
+                .unwrap()
+                .merge(sql, params!["", i64::MAX], 7, |row| {
+                    row.try_get::<_, i64>(1)
+                });
         let error = Error::from(unreadable.await.unwrap_err());
         assert!(!error.is_retryable() && error.may_have_run(), "{error:?}");
     }
@@ -212,35 +299,54 @@ on_each_version! {
         let mut tries = Vec::new();
         let counted = shard.transaction(|tx| {
             tries.push("once");
-            async move { tx.query_one_as::<(i64,)>("SELECT count(*) FROM {shard}.photos", &[])
-                .await }
+            async move {
+                tx.query_one_as::<(i64,)>("SELECT count(*) FROM {shard}.photos", &[])
+                    .await
+            }
         });
         assert_eq!(counted.await.unwrap(), (3,));
         assert_eq!(tries, ["once"]);
         let other = router.clone();
         let ids = vec![33_i64, 41];
         let task = tokio::spawn(async move {
-            other.by_key(1).transaction(async |tx| -> Result<(), Error> {
-                for id in &ids {
-                    tx.execute(INSERT, &[id, &"z"]).await?;
-                }
-                Ok(())
-            }).await?;
+            other
+                .by_key(1)
+                .transaction(async |tx| -> Result<(), Error> {
+                    for id in &ids {
+                        tx.execute(INSERT, &[id, &"z"]).await?;
+                    }
+                    Ok(())
+                })
+                .await?;
             Ok::<_, Error>(other)
         });
-        assert_eq!(titles(&task.await.unwrap().unwrap().by_key(1)).await.unwrap().len(), 5);
+        assert_eq!(
+            titles(&task.await.unwrap().unwrap().by_key(1))
+                .await
+                .unwrap()
+                .len(),
+            5
+        );
     }
 
     /// Transactions that are in each other's way are run again where that is wanted, and only then.
     async fn conflicts_are_run_again_where_that_is_wanted(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
-        router.by_key(1).execute(INSERT, &[&1_i64, &""]).await.unwrap();
+        router
+            .by_key(1)
+            .execute(INSERT, &[&1_i64, &""])
+            .await
+            .unwrap();
         let update = async |tx: pgshard::router::Transaction| {
             let read = "SELECT title FROM {shard}.photos WHERE id = 1";
             let (title,) = tx.query_one_as::<(String,)>(read, &[]).await?;
             tx.query("SELECT pg_sleep(0.01)", &[]).await?;
-            tx.execute("UPDATE {shard}.photos SET title = $1 WHERE id = 1", &[&(title + "x")]).await
+            tx.execute(
+                "UPDATE {shard}.photos SET title = $1 WHERE id = 1",
+                &[&(title + "x")],
+            )
+            .await
         };
         let mut callers = JoinSet::new();
         for _ in 0..4 {
@@ -259,12 +365,20 @@ on_each_version! {
 
         for (times, wanted) in [(0, 1), (2, 3)] {
             let mut runs = 0;
-            let failed = router.by_key(1).build_transaction().retry_conflicts(times).run(|tx| {
-                runs += 1;
-                async move {
-                    tx.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40P01'; END $$", &[]).await
-                }
-            });
+            let failed = router
+                .by_key(1)
+                .build_transaction()
+                .retry_conflicts(times)
+                .run(|tx| {
+                    runs += 1;
+                    async move {
+                        tx.execute(
+                            "DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40P01'; END $$",
+                            &[],
+                        )
+                        .await
+                    }
+                });
             let error: Error = failed.await.unwrap_err();
             assert!(error.is_retryable(), "{error:?}");
             assert_eq!(runs, wanted);

@@ -91,16 +91,25 @@ on_each_version! {
     async fn other_crates_reach_the_shard(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
-        router.by_key(1).execute(INSERT, &[&9_i64, &"Prague"]).await.unwrap();
+        router
+            .by_key(1)
+            .execute(INSERT, &[&9_i64, &"Prague"])
+            .await
+            .unwrap();
         assert_eq!(query_builder::title(&router, 1, 9).await.unwrap(), "Prague");
         assert_eq!(by_another_crate(&router, 1, 9).await.unwrap(), 1);
         assert_eq!(shards.titles(0, 1).await, ["Brno"]);
         assert_eq!(count(&router.by_key(1)).await.unwrap(), 1);
         // Its own mistake is told, and leaves nothing.
         let failed = router.by_key(1).orm_transaction(async |tx| {
-            rename(&*tx.client().await?, 9, "half").await.map_err(|error| tx.failed(error))?;
+            rename(&*tx.client().await?, 9, "half")
+                .await
+                .map_err(|error| tx.failed(error))?;
             let client = tx.client().await?;
-            client.execute("SELECT 1/0", &[]).await.map_err(|error| tx.failed(error))
+            client
+                .execute("SELECT 1/0", &[])
+                .await
+                .map_err(|error| tx.failed(error))
         });
         let error = failed.await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "22012", "{error}");
@@ -116,23 +125,39 @@ on_each_version! {
         // What it leaves in the session ends with it.
         let left = router.by_key(1).transaction(async |tx| {
             let client = tx.client().await?;
-            client.batch_execute("SET app.who = 'me'").await.map_err(|error| tx.failed(error))
+            client
+                .batch_execute("SET app.who = 'me'")
+                .await
+                .map_err(|error| tx.failed(error))
         });
         left.await.unwrap();
         let sql = "SELECT coalesce(current_setting('app.who', true), '')";
         for _ in 0..8 {
-            assert_eq!(router.by_key(1).query_one(sql, &[]).await.unwrap().get::<_, &str>(0), "");
+            assert_eq!(
+                router
+                    .by_key(1)
+                    .query_one(sql, &[])
+                    .await
+                    .unwrap()
+                    .get::<_, &str>(0),
+                ""
+            );
         }
         // What is prepared, and what a savepoint undoes, does not count as given up.
         let prepared = router.by_key(1).orm_transaction(async |tx| {
             for _ in 0..50 {
                 let client = tx.client().await?;
-                client.prepare("SELECT * FROM photos, pg_class")
-                    .await.map_err(|error| tx.failed(error))?;
+                client
+                    .prepare("SELECT * FROM photos, pg_class")
+                    .await
+                    .map_err(|error| tx.failed(error))?;
                 drop(client);
                 let caught = tx.savepoint(async {
                     let client = tx.client().await?;
-                    client.execute("SELECT 1/0", &[]).await.map_err(|error| tx.failed(error))
+                    client
+                        .execute("SELECT 1/0", &[])
+                        .await
+                        .map_err(|error| tx.failed(error))
                 });
                 assert!(caught.await.is_err());
             }
@@ -145,27 +170,44 @@ on_each_version! {
             let client = tx.client().await?;
             let update = "UPDATE photos SET title = 'x' WHERE pg_sleep(60) IS NOT NULL";
             let slow = client.execute(update, &[]);
-            assert!(tokio::time::timeout(Duration::from_millis(50), slow).await.is_err());
+            assert!(
+                tokio::time::timeout(Duration::from_millis(50), slow)
+                    .await
+                    .is_err()
+            );
             Ok::<_, Error>(())
         });
-        assert!(matches!(given_up.await, Err(Error::TransactionFailed { .. })));
+        assert!(matches!(
+            given_up.await,
+            Err(Error::TransactionFailed { .. })
+        ));
         // Conflicts are run again for it too.
         let mut runs = 0;
-        let conflict = router.by_key(1).build_transaction().retry_conflicts(2).run(|tx| {
-            runs += 1;
-            async move {
-                let client = tx.client().await?;
-                let raise = "DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$";
-                client.batch_execute(raise).await.map_err(|error| tx.failed(error))
-            }
-        });
+        let conflict = router
+            .by_key(1)
+            .build_transaction()
+            .retry_conflicts(2)
+            .run(|tx| {
+                runs += 1;
+                async move {
+                    let client = tx.client().await?;
+                    let raise = "DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$";
+                    client
+                        .batch_execute(raise)
+                        .await
+                        .map_err(|error| tx.failed(error))
+                }
+            });
         assert!(conflict.await.unwrap_err().is_retryable());
         assert_eq!(runs, 3);
         assert_eq!(shards.titles(0, 1).await, ["Ostrava"]);
         // COMMIT is the router's own.
         let own = router.by_key(1).transaction(async |tx| {
             let client = tx.client().await?;
-            client.batch_execute("COMMIT").await.map_err(|error| tx.failed(error))
+            client
+                .batch_execute("COMMIT")
+                .await
+                .map_err(|error| tx.failed(error))
         });
         assert!(matches!(own.await, Err(Error::InDoubt { .. })));
     }
@@ -175,13 +217,22 @@ on_each_version! {
     async fn another_crates_statements_follow_a_move(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
-        router.by_key(1).execute(INSERT, &[&9_i64, &"Prague"]).await.unwrap();
+        router
+            .by_key(1)
+            .execute(INSERT, &[&9_i64, &"Prague"])
+            .await
+            .unwrap();
         let moving = shards.prepare(1, 0).await;
         moving.fence(Duration::from_secs(60)).await;
         let renaming = by_another_crate(&router, 1, 9);
         let hiding = router.by_key(1).orm_transaction(async |tx| {
             let client = tx.client().await?;
-            Ok::<_, Error>(client.execute("UPDATE photos SET title = title", &[]).await.ok())
+            Ok::<_, Error>(
+                client
+                    .execute("UPDATE photos SET title = title", &[])
+                    .await
+                    .ok(),
+            )
         });
         let moves = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -202,7 +253,11 @@ on_each_version! {
         let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let mut callers = tokio::task::JoinSet::new();
         for caller in 0..4_i64 {
-            router.by_key(1).execute(INSERT, &[&caller, &"0"]).await.unwrap();
+            router
+                .by_key(1)
+                .execute(INSERT, &[&caller, &"0"])
+                .await
+                .unwrap();
             let (router, done) = (router.clone(), done.clone());
             callers.spawn(async move {
                 let mut acknowledged = 0;
@@ -210,7 +265,10 @@ on_each_version! {
                     let added = router.by_key(1).orm_transaction(async |tx| {
                         let client = tx.client().await?;
                         let sql = "UPDATE photos SET title = (title::int + 1)::text WHERE id = $1";
-                        client.execute(sql, &[&caller]).await.map_err(|error| tx.failed(error))
+                        client
+                            .execute(sql, &[&caller])
+                            .await
+                            .map_err(|error| tx.failed(error))
                     });
                     assert_eq!(added.await.unwrap(), 1);
                     acknowledged += 1;

@@ -31,11 +31,21 @@ on_each_version! {
         options.hosts.iter_mut().for_each(|host| host.pool_size = 1);
         let router = Router::new(options.clone());
         let many = "SELECT n, repeat('x', 1000) FROM generate_series(1, $1::bigint) AS n";
-        let mut rows = router.by_key(1).query_raw(many, &[&200_000_i64]).await.unwrap();
+        let mut rows = router
+            .by_key(1)
+            .query_raw(many, &[&200_000_i64])
+            .await
+            .unwrap();
         assert_eq!(rows.try_next().await.unwrap().unwrap().get::<_, i64>(0), 1);
         let waits = "SELECT count(*) FROM pg_stat_activity
             WHERE query LIKE '%generate_series(1, $1::bigint)%' AND wait_event = 'ClientWrite'";
-        while shards.db[0].query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+        while shards.db[0]
+            .query_one(waits, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0)
+            == 0
+        {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         drop(router);
@@ -52,23 +62,42 @@ on_each_version! {
         let pid = "SELECT pg_backend_pid()";
         let before: i32 = router.by_key(1).query_one(pid, &[]).await.unwrap().get(0);
         for rows in [0_i64, 1, 500] {
-            let read: Vec<_> =
-                router.by_key(1).query_raw(many, &[&rows]).await.unwrap().try_collect()
-                    .await.unwrap();
+            let read: Vec<_> = router
+                .by_key(1)
+                .query_raw(many, &[&rows])
+                .await
+                .unwrap()
+                .try_collect()
+                .await
+                .unwrap();
             assert_eq!(read.len() as i64, rows);
         }
         let after: i32 = router.by_key(1).query_one(pid, &[]).await.unwrap().get(0);
         assert_eq!(before, after, "it is used again");
         // One that is given up ends at the server, and then another call gets its place.
-        let given_up = router.by_key(1).query_raw(many, &[&20_000_000_i64]).await.unwrap();
+        let given_up = router
+            .by_key(1)
+            .query_raw(many, &[&20_000_000_i64])
+            .await
+            .unwrap();
         drop(given_up);
         router.by_key(1).query(pid, &[]).await.unwrap();
 
-        let insert = router.by_key(1).query_raw(INSERT, &[&1_i64, &"x"]).await.unwrap_err();
+        let insert = router
+            .by_key(1)
+            .query_raw(INSERT, &[&1_i64, &"x"])
+            .await
+            .unwrap_err();
         assert!(matches!(insert, Error::NotARead { .. }), "{insert:?}");
         let names = "SELECT to_regclass('{shard}.photos') IS NOT NULL";
-        let known: Vec<_> =
-            router.by_key(1).query_raw(names, &[]).await.unwrap().try_collect().await.unwrap();
+        let known: Vec<_> = router
+            .by_key(1)
+            .query_raw(names, &[])
+            .await
+            .unwrap()
+            .try_collect()
+            .await
+            .unwrap();
         assert!(known[0].get::<_, bool>(0));
     }
 
@@ -87,7 +116,10 @@ on_each_version! {
         let (rows, ()) = tokio::join!(router.by_key(1).query_raw(TITLES, &[]), moves);
         let mut rows = rows.unwrap();
         assert_eq!(*rows.host(), shards.name(1));
-        assert_eq!(rows.try_next().await.unwrap().unwrap().get::<_, &str>(0), "1");
+        assert_eq!(
+            rows.try_next().await.unwrap().unwrap().get::<_, &str>(0),
+            "1"
+        );
         drop(rows);
 
         let slow = "SELECT repeat('x', 100000), pg_sleep(0.001) FROM generate_series(1, 100000)";
@@ -97,7 +129,13 @@ on_each_version! {
         }
         let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0.001)%'
             AND pid <> pg_backend_pid()";
-        shards.cluster.superuser(1).await.query(kill, &[]).await.unwrap();
+        shards
+            .cluster
+            .superuser(1)
+            .await
+            .query(kill, &[])
+            .await
+            .unwrap();
         let stopped = loop {
             match rows.try_next().await {
                 Ok(Some(_)) => {}
@@ -111,10 +149,16 @@ on_each_version! {
             matches!(&stopped, Error::StreamStopped { rows, .. } if *rows == read),
             "{stopped:?}"
         );
-        assert!(stopped.is_retryable() && stopped.is_cluster(), "{stopped:?}");
+        assert!(
+            stopped.is_retryable() && stopped.is_cluster(),
+            "{stopped:?}"
+        );
         assert!(!stopped.may_have_run(), "{stopped:?}");
         let text = stopped.to_string();
-        assert!(text.contains("shard 1 on host db2") && text.contains(&read.to_string()), "{text}");
+        assert!(
+            text.contains("shard 1 on host db2") && text.contains(&read.to_string()),
+            "{text}"
+        );
         assert!(rows.try_next().await.unwrap().is_none(), "it has ended");
         // An error of the statement after its first row is the application's.
         let divides = "SELECT 1 / (3 - n) FROM generate_series(1, 5) AS n";
@@ -134,12 +178,18 @@ on_each_version! {
         let router = Router::new(options);
         let copy = "COPY (SELECT id, title FROM {shard}.photos ORDER BY id) TO STDOUT (FORMAT csv)";
         let lines = |data: Vec<bytes::Bytes>| -> Vec<String> {
-            data.iter().map(|line| String::from_utf8(line.to_vec()).unwrap()).collect()
+            data.iter()
+                .map(|line| String::from_utf8(line.to_vec()).unwrap())
+                .collect()
         };
         let wanted: Vec<String> = (1..=1000).map(|id| format!("{id},{id}\n")).collect();
         let data = router.by_key(1).copy_out(copy).await.unwrap();
         assert_eq!(lines(data.try_collect().await.unwrap()), wanted);
-        let empty = router.by_key(2).copy_out("COPY {shard}.photos TO STDOUT").await.unwrap();
+        let empty = router
+            .by_key(2)
+            .copy_out("COPY {shard}.photos TO STDOUT")
+            .await
+            .unwrap();
         assert!(empty.try_collect::<Vec<_>>().await.unwrap().is_empty());
 
         // The server waits while nothing is read.
@@ -148,7 +198,13 @@ on_each_version! {
         assert_eq!(data.try_next().await.unwrap().unwrap().len(), 1001);
         let waits = "SELECT count(*) FROM pg_stat_activity
             WHERE query LIKE '%generate_series(1, 20000000)%' AND wait_event = 'ClientWrite'";
-        while shards.db[0].query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+        while shards.db[0]
+            .query_one(waits, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0)
+            == 0
+        {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         drop(data);
@@ -157,9 +213,17 @@ on_each_version! {
             let refused = [
                 router.by_key(1).execute(wrong, &[]).await.unwrap_err(),
                 router.by_key(1).query(wrong, &[]).await.unwrap_err(),
-                router.by_key(1).transaction(async |tx| tx.execute(wrong, &[]).await)
-                    .await.unwrap_err(),
-                router.shards([shard(1)]).query(wrong, &[]).await.unwrap_err().into(),
+                router
+                    .by_key(1)
+                    .transaction(async |tx| tx.execute(wrong, &[]).await)
+                    .await
+                    .unwrap_err(),
+                router
+                    .shards([shard(1)])
+                    .query(wrong, &[])
+                    .await
+                    .unwrap_err()
+                    .into(),
             ];
             for error in refused {
                 let text = error.to_string();
@@ -176,7 +240,15 @@ on_each_version! {
         client.batch_execute("LISTEN photos").await.unwrap();
         drop(client);
         let listens = "SELECT count(*) FROM pg_listening_channels()";
-        assert_eq!(router.by_key(1).query_one(listens, &[]).await.unwrap().get::<_, i64>(0), 0);
+        assert_eq!(
+            router
+                .by_key(1)
+                .query_one(listens, &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0),
+            0
+        );
 
         let moving = shards.prepare(1, 0).await;
         let (wait, mut runs) = (tokio::sync::Barrier::new(2), 0);
@@ -190,10 +262,14 @@ on_each_version! {
                     wait.wait().await;
                 }
                 let failed = |error| tx.failed(error);
-                let sink = client.copy_in("COPY photos (id, title) FROM STDIN (FORMAT csv)").await;
+                let sink = client
+                    .copy_in("COPY photos (id, title) FROM STDIN (FORMAT csv)")
+                    .await;
                 let mut sink = std::pin::pin!(sink.map_err(failed)?);
                 for id in 2000..2100 {
-                    sink.send(bytes::Bytes::from(format!("{id},new\n"))).await.map_err(failed)?;
+                    sink.send(bytes::Bytes::from(format!("{id},new\n")))
+                        .await
+                        .map_err(failed)?;
                 }
                 sink.finish().await.map_err(failed)
             }
@@ -209,8 +285,10 @@ on_each_version! {
         let (copied, ()) = tokio::join!(copying, moves);
         assert_eq!(copied.unwrap(), 100);
         assert!(runs > 1, "it began on the host that the shard left");
-        let rows = router.by_key(1)
-            .query_one("SELECT count(*) FROM {shard}.photos WHERE title = 'new'", &[]);
+        let rows = router.by_key(1).query_one(
+            "SELECT count(*) FROM {shard}.photos WHERE title = 'new'",
+            &[],
+        );
         assert_eq!(rows.await.unwrap().get::<_, i64>(0), 100);
 
         // A stream that is opened while its shard is fenced begins on the host where it is then.
@@ -234,7 +312,10 @@ on_each_version! {
         for number in 0..8 {
             fill(&shards, number, 100).await;
         }
-        shards.db[0].batch_execute("DROP TABLE shard_0002.photos").await.unwrap();
+        shards.db[0]
+            .batch_execute("DROP TABLE shard_0002.photos")
+            .await
+            .unwrap();
         let mut options = shards.options();
         options.hosts.iter_mut().for_each(|host| host.pool_size = 1);
         let router = Router::new(options);

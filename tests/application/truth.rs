@@ -69,7 +69,17 @@ on_each_version! {
         let two = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x'), ($1 + 1, 'x') RETURNING title";
         let shard = router.by_key(0);
         let one = shard.query_one(two, &[&10_i64]).await.unwrap_err();
-        assert!(matches!(one, Error::RowCount { expected: Expected::One, got: 2, .. }), "{one:?}");
+        assert!(
+            matches!(
+                one,
+                Error::RowCount {
+                    expected: Expected::One,
+                    got: 2,
+                    ..
+                }
+            ),
+            "{one:?}"
+        );
         assert_eq!(
             one.to_string(),
             "shard 0 on host db1 gave 2 rows where exactly one was wanted, and the statement has run"
@@ -77,17 +87,28 @@ on_each_version! {
         let opt = shard.query_opt(two, &[&20_i64]).await.unwrap_err();
         let wrong = [
             shard.query_as::<Wrong>(two, &[&30_i64]).await.unwrap_err(),
-            shard.query_one_as::<(i64,)>(
-                "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x') RETURNING title", &[&40_i64]
-            ).await.unwrap_err(),
-            shard.query_opt_as::<(i64,)>(
-                "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x') RETURNING title", &[&50_i64]
-            ).await.unwrap_err(),
+            shard
+                .query_one_as::<(i64,)>(
+                    "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x') RETURNING title",
+                    &[&40_i64],
+                )
+                .await
+                .unwrap_err(),
+            shard
+                .query_opt_as::<(i64,)>(
+                    "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x') RETURNING title",
+                    &[&50_i64],
+                )
+                .await
+                .unwrap_err(),
         ];
         for error in &wrong {
             assert!(matches!(error, Error::Decode { .. }), "{error:?}");
             let text = error.to_string();
-            assert!(text.contains("shard 0 on host db1") && text.contains("the statement has run"), "{text}");
+            assert!(
+                text.contains("shard 0 on host db1") && text.contains("the statement has run"),
+                "{text}"
+            );
         }
         let ids = router.by_ids(&[0]).query_in_order(
             "INSERT INTO {shard}.photos (id, title) SELECT 60, 'x' FROM unnest($1::bigint[]) RETURNING title"
@@ -95,7 +116,10 @@ on_each_version! {
         let ids = ids.failed[0].error.clone();
         assert!(matches!(ids, Error::Decode { .. }), "{ids:?}");
         for error in wrong.iter().chain([&one, &opt, &ids]) {
-            assert!(error.may_have_run() && !error.is_retryable() && error.is_application(), "{error:?}");
+            assert!(
+                error.may_have_run() && !error.is_retryable() && error.is_application(),
+                "{error:?}"
+            );
         }
         assert_eq!(shards.titles(0, 0).await.len(), 9);
 
@@ -103,8 +127,11 @@ on_each_version! {
         let read = Sql::reading("SELECT 1 FROM {shard}.photos");
         let error = shard.query_one(&read, &[]).await.unwrap_err();
         assert!(!error.may_have_run(), "{error:?}");
-        let error = shard.reads().query_one("SELECT title FROM {shard}.photos", &[])
-            .await.unwrap_err();
+        let error = shard
+            .reads()
+            .query_one("SELECT title FROM {shard}.photos", &[])
+            .await
+            .unwrap_err();
         assert!(!error.may_have_run(), "{error:?}");
         let error: Error = shard
             .transaction(async |tx| tx.query_one(two, &[&70_i64]).await)
@@ -128,7 +155,11 @@ on_each_version! {
         assert_eq!(error.code().unwrap().code(), "40001", "{error}");
         assert!(error.may_have_run() && !error.is_retryable(), "{error:?}");
         assert_eq!(shards.titles(0, 0).await, ["x"]);
-        let error = router.by_key(0).execute("CALL nothing()", &[]).await.unwrap_err();
+        let error = router
+            .by_key(0)
+            .execute("CALL nothing()", &[])
+            .await
+            .unwrap_err();
         assert!(!error.may_have_run(), "it was not even prepared: {error:?}");
     }
 
@@ -150,35 +181,57 @@ on_each_version! {
             let many = vec![&1_i64 as &(dyn ToSql + Sync); 65_536];
             let mistakes: [(&str, &str, Params<'_>); 6] = [
                 ("a NUL in the text", nul, &[]),
-                ("a NUL in a text with parameters", "INSERT INTO {shard}.photos (id, title) VALUES ($1, '\0')", &[&1_i64]),
+                (
+                    "a NUL in a text with parameters",
+                    "INSERT INTO {shard}.photos (id, title) VALUES ($1, '\0')",
+                    &[&1_i64],
+                ),
                 ("too many parameters", "SELECT $1::bigint", &many),
-                ("a value that cannot be encoded", INSERT, &[&1_i64, &Unreadable]),
+                (
+                    "a value that cannot be encoded",
+                    INSERT,
+                    &[&1_i64, &Unreadable],
+                ),
                 ("too few parameters", INSERT, &[&1_i64]),
                 ("another type", INSERT, &[&"1", &"x"]),
             ];
             for (mistake, sql, params) in mistakes {
                 let all: Vec<_> = futures_util::StreamExt::collect(
-                    router.shards([shard.id()]).query(sql, params)
-                ).await;
+                    router.shards([shard.id()]).query(sql, params),
+                )
+                .await;
                 let (_, fanned) = all.into_iter().next().unwrap();
                 let errors = [
                     shard.query(sql, params).await.unwrap_err(),
                     shard.execute(sql, params).await.unwrap_err(),
-                    shard.reads().query(&sql.replace("INSERT INTO", "WITH x AS (SELECT 1) INSERT INTO"), params).await.unwrap_err(),
+                    shard
+                        .reads()
+                        .query(
+                            &sql.replace("INSERT INTO", "WITH x AS (SELECT 1) INSERT INTO"),
+                            params,
+                        )
+                        .await
+                        .unwrap_err(),
                     fanned.unwrap_err(),
-                    shard.transaction(async |tx| {
-                        let error = tx.query(sql, params).await.unwrap_err();
-                        // The transaction goes on where nothing was sent.
-                        if error.code().is_none() {
-                            tx.query("SELECT 1", &[]).await?;
-                        }
-                        Err::<(), _>(error)
-                    }).await.unwrap_err(),
+                    shard
+                        .transaction(async |tx| {
+                            let error = tx.query(sql, params).await.unwrap_err();
+                            // The transaction goes on where nothing was sent.
+                            if error.code().is_none() {
+                                tx.query("SELECT 1", &[]).await?;
+                            }
+                            Err::<(), _>(error)
+                        })
+                        .await
+                        .unwrap_err(),
                 ];
                 for error in errors {
                     let why = format!("{mistake}: {error:?}");
                     assert!(matches!(error, Error::Statement { .. }), "{why}");
-                    assert!(error.is_application() && !error.is_retryable() && !error.may_have_run(), "{why}");
+                    assert!(
+                        error.is_application() && !error.is_retryable() && !error.may_have_run(),
+                        "{why}"
+                    );
                     let text = error.to_string();
                     assert!(text.contains("shard 0 on host db1"), "{text}");
                     assert!(!text.contains("db error"), "{text}");
@@ -186,7 +239,10 @@ on_each_version! {
             }
             settled(&shards).await;
             let after = backends(&shards).await;
-            assert!(before.is_subset(&after), "connections were given up: {before:?}, {after:?}");
+            assert!(
+                before.is_subset(&after),
+                "connections were given up: {before:?}, {after:?}"
+            );
             // Two of the pool, two for look-ups.
             assert!(after.len() <= 4, "{after:?}");
             assert!(shards.titles(0, 0).await.is_empty());
@@ -215,15 +271,31 @@ on_each_version! {
         assert!(source.is::<tokio_postgres::Error>());
         assert_eq!(error.clone().to_string(), error.to_string());
 
-        let killed = shard.execute("SELECT pg_terminate_backend(pg_backend_pid())", &[])
-            .await.unwrap_err();
+        let killed = shard
+            .execute("SELECT pg_terminate_backend(pg_backend_pid())", &[])
+            .await
+            .unwrap_err();
         let text = killed.to_string();
         assert!(matches!(killed, Error::ConnectionLost { .. }), "{killed:?}");
-        assert!(text.contains("host db1 of shard 1") && text.contains("(57P01)"), "{text}");
-        shards.cluster.server(1).stop(pgshard::dev::StopMode::Immediate).unwrap();
-        let away = router.by_key(5).execute(INSERT, &[&1_i64, &"x"]).await.unwrap_err();
+        assert!(
+            text.contains("host db1 of shard 1") && text.contains("(57P01)"),
+            "{text}"
+        );
+        shards
+            .cluster
+            .server(1)
+            .stop(pgshard::dev::StopMode::Immediate)
+            .unwrap();
+        let away = router
+            .by_key(5)
+            .execute(INSERT, &[&1_i64, &"x"])
+            .await
+            .unwrap_err();
         let text = away.to_string();
-        assert!(text.contains("host db2 of shard 5 is out of reach") && text.contains("onnect"), "{text}");
+        assert!(
+            text.contains("host db2 of shard 5 is out of reach") && text.contains("onnect"),
+            "{text}"
+        );
     }
 
     /// PREPARE ends with its caller; the driver's own statements stay. Nothing of the cleaning is
@@ -239,12 +311,17 @@ on_each_version! {
             let left = "SELECT count(*) FROM pg_catalog.pg_prepared_statements WHERE from_sql";
             let own = "SELECT count(*) FROM pg_catalog.pg_prepared_statements WHERE NOT from_sql";
             for _ in 0..2 {
-                shard.execute("PREPARE mine AS SELECT 1", &[]).await.unwrap();
-                shard.execute("PREPARE \"all\" AS SELECT 1", &[]).await.unwrap();
+                shard
+                    .execute("PREPARE mine AS SELECT 1", &[])
+                    .await
+                    .unwrap();
+                shard
+                    .execute("PREPARE \"all\" AS SELECT 1", &[])
+                    .await
+                    .unwrap();
                 assert_eq!(shard.query_one_as::<(i64,)>(left, &[]).await.unwrap(), (0,));
-                let tx = shard.transaction(async |tx| {
-                    tx.execute("PREPARE mine AS SELECT 1", &[]).await
-                });
+                let tx =
+                    shard.transaction(async |tx| tx.execute("PREPARE mine AS SELECT 1", &[]).await);
                 tx.await.unwrap();
                 assert_eq!(shard.query_one_as::<(i64,)>(left, &[]).await.unwrap(), (0,));
             }
@@ -252,16 +329,25 @@ on_each_version! {
                 let (own,) = shard.query_one_as::<(i64,)>(own, &[]).await.unwrap();
                 assert!(own > 0, "ours are kept");
                 let client = shard.client().await.unwrap();
-                client.batch_execute("PREPARE mine AS SELECT 1").await.unwrap();
+                client
+                    .batch_execute("PREPARE mine AS SELECT 1")
+                    .await
+                    .unwrap();
                 drop(client);
                 let client = shard.client().await.unwrap();
-                client.batch_execute("BEGIN; PREPARE mine AS SELECT 1").await.unwrap();
+                client
+                    .batch_execute("BEGIN; PREPARE mine AS SELECT 1")
+                    .await
+                    .unwrap();
                 drop(client);
                 assert_eq!(shard.query_one_as::<(i64,)>(left, &[]).await.unwrap(), (0,));
             }
         }
         let log = std::fs::read_to_string(shards.cluster.server(0).log()).unwrap();
-        let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARNING")).collect();
+        let warnings: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains("WARNING"))
+            .collect();
         assert!(warnings.is_empty(), "{warnings:#?}");
     }
 }

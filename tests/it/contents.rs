@@ -260,7 +260,11 @@ on_each_version! {
         .await
         .unwrap();
         let said = findings(&world, &["check", "--rows"]).await;
-        assert_eq!(codes(&said), ["keys_of_another_shard", "keys_of_another_shard"], "{said:#?}");
+        assert_eq!(
+            codes(&said),
+            ["keys_of_another_shard", "keys_of_another_shard"],
+            "{said:#?}"
+        );
         let messages: Vec<String> = said.iter().map(|one| text(one, "message")).collect();
         assert_eq!(
             messages,
@@ -298,7 +302,10 @@ on_each_version! {
             "4 shards (0-3): the config has names.name as the key, and it is of the type text, \
              while keys are integer",
         ] {
-            assert!(said.iter().any(|one| text(one, "message") == words), "{words}: {said:#?}");
+            assert!(
+                said.iter().any(|one| text(one, "message") == words),
+                "{words}: {said:#?}"
+            );
         }
 
         // The CHECK of `migrate new` refuses such rows, and lets the right ones in.
@@ -308,7 +315,10 @@ on_each_version! {
         let file_text = std::fs::read_to_string(&file).unwrap();
         let alter = file_text
             .lines()
-            .find_map(|line| line.strip_prefix("-- ").filter(|line| line.contains("CHECK (")))
+            .find_map(|line| {
+                line.strip_prefix("-- ")
+                    .filter(|line| line.contains("CHECK ("))
+            })
             .unwrap();
         std::fs::write(&file, alter).unwrap();
         world.run(&["migrate", "up"]).await.ended(0);
@@ -318,13 +328,24 @@ on_each_version! {
         };
         for key in -20..20_i64 {
             let inserted = insert(key).await;
-            assert_eq!(inserted.is_ok(), key.rem_euclid(8) == 1, "{key}: {inserted:?}");
+            assert_eq!(
+                inserted.is_ok(),
+                key.rem_euclid(8) == 1,
+                "{key}: {inserted:?}"
+            );
         }
         // The number is no difference between shards, and moves with the shard.
         world.run(&["check", "--ddl"]).await.ended(0);
-        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "1", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
         let sql = "SELECT {shard_id} AS number, min(user_id) FROM {shard}.photos";
-        let rows = world.run(&["sql", sql, "--shards", "1"]).await.ended(0).last();
+        let rows = world
+            .run(&["sql", sql, "--shards", "1"])
+            .await
+            .ended(0)
+            .last();
         assert_eq!(rows["rows"][0]["number"], 1, "{rows}");
     }
 
@@ -445,15 +466,29 @@ on_each_version! {
         world.run(&tiny("10")).await.ended(0);
         for (breaks, code, severity) in [
             ("SELECT pgshard_tickets.take('tiny', 3)", "", ""),
-            ("SELECT pgshard_tickets.take('tiny', 1)", "tickets_few", "warning"),
-            ("SELECT pgshard_tickets.take('tiny', 1)", "tickets_used_up", "error"),
+            (
+                "SELECT pgshard_tickets.take('tiny', 1)",
+                "tickets_few",
+                "warning",
+            ),
+            (
+                "SELECT pgshard_tickets.take('tiny', 1)",
+                "tickets_used_up",
+                "error",
+            ),
         ] {
             db1.batch_execute(breaks).await.unwrap();
             let said = findings(&world, &["check"]).await;
             assert_eq!(codes(&said).concat(), code, "{said:#?}");
             if let Some(finding) = said.first() {
-                assert_eq!((text(finding, "severity"), &finding["host"]), (severity.to_owned(), &"db1".into()));
-                assert!(text(finding, "remedy").contains("create tiny --max N"), "{finding}");
+                assert_eq!(
+                    (text(finding, "severity"), &finding["host"]),
+                    (severity.to_owned(), &"db1".into())
+                );
+                assert!(
+                    text(finding, "remedy").contains("create tiny --max N"),
+                    "{finding}"
+                );
             }
         }
         world.run(&tiny("100")).await.ended(0);

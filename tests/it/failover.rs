@@ -92,7 +92,9 @@ on_each_version! {
             }
         };
         write(20).await;
-        let hold = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let hold = [
+            "move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold",
+        ];
         let held = world.command(&hold, &[]).spawn().unwrap();
         let ready = "SELECT bool_or(phase = 'ready') FROM pgshard.move";
         until(&world.servers.app(0).await, ready).await;
@@ -118,19 +120,28 @@ on_each_version! {
         }
         write(20).await;
         let count = "SELECT count(*) FROM shard_0000.users";
-        let there: i64 = world.servers.app(1).await.query_one(count, &[]).await.unwrap().get(0);
+        let there: i64 = world
+            .servers
+            .app(1)
+            .await
+            .query_one(count, &[])
+            .await
+            .unwrap()
+            .get(0);
         // A statement whose answer was lost was repeated.
         assert!((80..100).contains(&there), "{there}");
     }
 
-    /// What a former primary has sent to a move, and its standby lacks, is noticed: the synchronized
-    /// slot is not used, and the move copies again.
+    /// What a former primary has sent to a move, and its standby lacks, is noticed: the
+    /// synchronized slot is not used, and the move copies again.
     async fn a_synchronized_slot_that_lacks_what_was_sent_is_not_used(version) {
         let version = version.max(18);
         let world = World::with_standbys(version, 4).await;
         world.run(&["bootstrap"]).await.ended(0);
         world.servers.synchronize_slots(2, 0).await;
-        let hold = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let hold = [
+            "move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold",
+        ];
         let held = world.command(&hold, &[]).spawn().unwrap();
         let db1 = world.servers.app(0).await;
         until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
@@ -141,7 +152,8 @@ on_each_version! {
         let insert = "INSERT INTO shard_0000.users (name) VALUES ('lost') RETURNING id";
         let lost: i64 = db1.query_one(insert, &[]).await.unwrap().get(0);
         let target = world.servers.superuser(1).await;
-        let arrived = format!("SELECT EXISTS (SELECT FROM shard_0000__incoming.users WHERE id = {lost})");
+        let arrived =
+            format!("SELECT EXISTS (SELECT FROM shard_0000__incoming.users WHERE id = {lost})");
         until(&target, &arrived).await;
         let former = world.servers.server(0);
         tokio::task::block_in_place(|| former.stop(pgshard::dev::StopMode::Immediate)).unwrap();
@@ -151,7 +163,11 @@ on_each_version! {
         if ended.code() != 0 {
             world.run(&["moves", "resume", &ended.id()]).await.ended(0);
         }
-        let there: bool = target.query_one(&arrived.replace("__incoming", ""), &[]).await.unwrap().get(0);
+        let there: bool = target
+            .query_one(&arrived.replace("__incoming", ""), &[])
+            .await
+            .unwrap()
+            .get(0);
         assert!(!there, "the target has a row that the source has lost");
     }
 }

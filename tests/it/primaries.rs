@@ -383,13 +383,17 @@ on_each_version! {
     /// would bring it along, and in another round before it.
     async fn an_announced_server_takes_a_hosts_place_without_an_alarm(version) {
         for knows in [GreenKnows::OfItself, GreenKnows::Nothing] {
-            // Servers of one version are copies with one system identifier. This is an upgrade, too.
+            // Servers of one version are copies with one system identifier. This is an upgrade,
+            // too.
             let (from, to) = (other(18), 18);
             let world = World::with_spare(&[from, version, to], 4).await;
             let proxy = Proxy::to(world.servers.server(0).port()).await;
             let config = std::fs::read_to_string(&world.config.path).unwrap();
             let direct = format!(":{}/", world.servers.server(0).port());
-            world.write("pgshard.toml", &config.replace(&direct, &format!(":{}/", proxy.port)));
+            world.write(
+                "pgshard.toml",
+                &config.replace(&direct, &format!(":{}/", proxy.port)),
+            );
             world.run(&["bootstrap"]).await.ended(0);
             let (router, shard) = (world.router().await, ShardId::new(0).unwrap());
             write(&router, shard, 1).await;
@@ -398,26 +402,49 @@ on_each_version! {
             if knows == GreenKnows::Nothing {
                 restore(from, blue, green);
             }
-            let accept = |system: i64| ["host".to_owned(), "accept".to_owned(), "db1".to_owned(),
-                "--system".to_owned(), system.to_string()];
+            let accept = |system: i64| {
+                [
+                    "host".to_owned(),
+                    "accept".to_owned(),
+                    "db1".to_owned(),
+                    "--system".to_owned(),
+                    system.to_string(),
+                ]
+            };
             let accept = async |system: i64, more: &[&str]| {
                 let args = accept(system);
-                let args: Vec<&str> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+                let args: Vec<&str> = args
+                    .iter()
+                    .map(String::as_str)
+                    .chain(more.iter().copied())
+                    .collect();
                 world.run(&args).await
             };
             accept(system, &[]).await.ended(2);
-            assert_eq!(accept(system + 1, &["--yes"]).await.ended(0).last()["timeline"], 0);
+            assert_eq!(
+                accept(system + 1, &["--yes"]).await.ended(0).last()["timeline"],
+                0
+            );
             // Any other server is refused as before.
             proxy.lead_to(green);
             let strange = world.run(&["check"]).await;
-            assert!(codes(strange.ended(1)).contains(&"other_server".to_owned()), "{}", strange.stdout);
+            assert!(
+                codes(strange.ended(1)).contains(&"other_server".to_owned()),
+                "{}",
+                strange.stdout
+            );
             proxy.lead_to(blue);
             // What is said last counts, and the host's own identifier takes it back.
-            accept(system_of(&world, 0).await, &["--yes"]).await.ended(0);
+            accept(system_of(&world, 0).await, &["--yes"])
+                .await
+                .ended(0);
             let announced = "SELECT count(*)::text FROM pgshard.identity WHERE timeline = 0";
             assert_eq!(lines(&world.servers.app(1).await, announced).await, "0\n");
             let accepted = accept(system, &["--yes"]).await;
-            assert_eq!(accepted.ended(0).last()["system_identifier"], system.to_string());
+            assert_eq!(
+                accepted.ended(0).last()["system_identifier"],
+                system.to_string()
+            );
             world.run(&["check"]).await.ended(0);
             write(&router, shard, 2).await;
             if knows == GreenKnows::OfItself {
@@ -441,7 +468,10 @@ on_each_version! {
                 let client = world.servers.app(host).await;
                 assert_eq!(lines(&client, recorded).await, format!("2 {system}\n"));
             }
-            world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+            world
+                .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+                .await
+                .ended(0);
 
             tokio::task::block_in_place(|| server.start()).unwrap();
             proxy.lead_to(blue);

@@ -103,7 +103,13 @@ on_each_version! {
         let insert = async |name: &str| {
             for (host, shard) in [(0, 0), (1, 3)] {
                 let sql = format!("INSERT INTO shard_000{shard}.users (name) VALUES ('{name}')");
-                world.servers.app(host).await.batch_execute(&sql).await.unwrap();
+                world
+                    .servers
+                    .app(host)
+                    .await
+                    .batch_execute(&sql)
+                    .await
+                    .unwrap();
             }
         };
         let writers = Writers::start(&world, 2).await;
@@ -117,7 +123,13 @@ on_each_version! {
         drop(writers.stop().await);
         for (host, position) in positions.iter().enumerate() {
             let switch = "SELECT pg_switch_wal()";
-            world.servers.superuser(host).await.batch_execute(switch).await.unwrap();
+            world
+                .servers
+                .superuser(host)
+                .await
+                .batch_execute(switch)
+                .await
+                .unwrap();
             tokio::task::block_in_place(|| world.servers.restore_to(host, position.trim()));
         }
         for (host, shard) in [(0, 0), (1, 3)] {
@@ -125,7 +137,10 @@ on_each_version! {
                 "SELECT string_agg(name, ' ') FROM shard_000{shard}.users
                 WHERE name IN ('before', 'after')"
             );
-            assert_eq!(lines(&world.servers.app(host).await, &sql).await.trim(), "before");
+            assert_eq!(
+                lines(&world.servers.app(host).await, &sql).await.trim(),
+                "before"
+            );
             world
                 .run(&["recover", &format!("db{}", host + 1), "--yes"])
                 .await

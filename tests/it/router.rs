@@ -51,11 +51,13 @@ on_each_version! {
         let said = |row: &tokio_postgres::Row| -> (i32, String, String) {
             (row.get(0), row.get(1), row.get(2))
         };
-        let expected =
-            |number: u16| (i32::from(number), schema(number), "{shard_id}".to_owned());
+        let expected = |number: u16| (i32::from(number), schema(number), "{shard_id}".to_owned());
         for number in 0..16 {
             let one = router.shard(shard(number)).unwrap();
-            assert_eq!(said(&one.query_one(sql, &[]).await.unwrap()), expected(number));
+            assert_eq!(
+                said(&one.query_one(sql, &[]).await.unwrap()),
+                expected(number)
+            );
             let in_transaction = one
                 .transaction(async |tx| tx.query_one("SELECT {shard_id}::int4", &[]).await)
                 .await
@@ -67,7 +69,10 @@ on_each_version! {
             .into_iter()
             .map(|(shard, rows)| (shard.get(), said(&rows.unwrap()[0])))
             .collect();
-        assert_eq!(all, (0..16).map(|number| (number, expected(number))).collect());
+        assert_eq!(
+            all,
+            (0..16).map(|number| (number, expected(number))).collect()
+        );
     }
 
     /// Every row is in the shard and on the host that arithmetic and map say, and is found by its

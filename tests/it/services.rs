@@ -171,21 +171,61 @@ on_each_version! {
         let online = ["move", "1", "--to", "db2", "--mode", "online"];
         let refused = world.run(&[&online[..], &["--plan"]].concat()).await;
         refused.ended(4);
-        assert!(refused.stderr.contains("permission denied to use replication slots"), "{}", refused.stderr);
-        assert!(refused.stderr.contains("pgshard rights --for mover"), "{}", refused.stderr);
+        assert!(
+            refused
+                .stderr
+                .contains("permission denied to use replication slots"),
+            "{}",
+            refused.stderr
+        );
+        assert!(
+            refused.stderr.contains("pgshard rights --for mover"),
+            "{}",
+            refused.stderr
+        );
         assert!(codes(&world.run(&["check"]).await).contains("rights_missing"));
-        let rights = ["rights", "--for", "mover", "--role", "app", "--by", "administrator", "--service"];
+        let rights = [
+            "rights",
+            "--for",
+            "mover",
+            "--role",
+            "app",
+            "--by",
+            "administrator",
+            "--service",
+        ];
         let script = world.text(&[&rights[..], &["rds"]].concat()).await;
         script.ended(0);
-        assert!(!script.stdout.contains("ALTER ROLE app REPLICATION"), "{}", script.stdout);
+        assert!(
+            !script.stdout.contains("ALTER ROLE app REPLICATION"),
+            "{}",
+            script.stdout
+        );
         on_all(&world, &script.stdout).await;
         assert!(!codes(&world.run(&["check"]).await).contains("rights_missing"));
-        world.run(&[&online[..], &["--plan"]].concat()).await.ended(0);
+        world
+            .run(&[&online[..], &["--plan"]].concat())
+            .await
+            .ended(0);
         let slots = "SELECT count(*) FROM pg_replication_slots";
-        let left: i64 = world.servers.app(0).await.query_one(slots, &[]).await.unwrap().get(0);
+        let left: i64 = world
+            .servers
+            .app(0)
+            .await
+            .query_one(slots, &[])
+            .await
+            .unwrap()
+            .get(0);
         assert_eq!(left, 0);
-        let moved = world.run(&[&online[..], &["--yes"]].concat()).await.ended(0).id();
-        world.run(&["moves", "rollback", &moved, "--yes"]).await.ended(0);
+        let moved = world
+            .run(&[&online[..], &["--yes"]].concat())
+            .await
+            .ended(0)
+            .id();
+        world
+            .run(&["moves", "rollback", &moved, "--yes"])
+            .await
+            .ended(0);
         assert_eq!(world.state(0, 1).await, "serving");
     }
 
@@ -200,7 +240,10 @@ on_each_version! {
             false => share(version, LACKING.iter().map(|name| (*name).to_owned())),
         };
         for function in functions {
-            let (revoke, grant) = (revoked("REVOKE", "FROM", &function), revoked("GRANT", "TO", &function));
+            let (revoke, grant) = (
+                revoked("REVOKE", "FROM", &function),
+                revoked("GRANT", "TO", &function),
+            );
             on_all(&world, &revoke).await;
             works_without(&world, &console, &function).await;
             on_all(&world, &grant).await;
@@ -213,13 +256,19 @@ on_each_version! {
     async fn reads_from_standbys_work_without_any_function(version) {
         let world = World::with_standby(version, 4, 0).await;
         let config = std::fs::read_to_string(&world.config.path).unwrap();
-        world.write("pgshard.toml", &config.replace("[hosts.db1]", "[hosts.db1]\nreads = \"replica\""));
+        world.write(
+            "pgshard.toml",
+            &config.replace("[hosts.db1]", "[hosts.db1]\nreads = \"replica\""),
+        );
         let superuser = world.servers.superuser(0).await;
         let functions = called(&world).await;
         assert!(functions.len() > 20, "{functions:?}");
         let mut by_standby = 0;
         for function in &functions {
-            superuser.batch_execute(&revoked("REVOKE", "FROM", function)).await.unwrap();
+            superuser
+                .batch_execute(&revoked("REVOKE", "FROM", function))
+                .await
+                .unwrap();
             world.servers.caught_up(2, 0).await;
             let router = world.router().await;
             let count = "SELECT count(*) FROM {shard}.users";
@@ -230,9 +279,16 @@ on_each_version! {
                 // The standbys are asked for the first time by the first read.
                 tokio::time::sleep(Duration::from_millis(300 * (1 - at))).await;
             }
-            let row = router.by_key(0).reads().query_one("SELECT current_setting('transaction_read_only')", &[]).await;
+            let row = router
+                .by_key(0)
+                .reads()
+                .query_one("SELECT current_setting('transaction_read_only')", &[])
+                .await;
             by_standby += i32::from(row.unwrap().get::<_, &str>(0) == "on");
-            superuser.batch_execute(&revoked("GRANT", "TO", function)).await.unwrap();
+            superuser
+                .batch_execute(&revoked("GRANT", "TO", function))
+                .await
+                .unwrap();
         }
         assert!(by_standby > 0, "no standby was ever read");
     }
@@ -244,7 +300,10 @@ on_each_version! {
         let config = std::fs::read_to_string(&world.config.path).unwrap();
         let command = "password_command = [\"sh\", \"-c\", \"cat token\"]";
         let config = ["db1", "db2"].iter().fold(config, |config, host| {
-            config.replace(&format!("[hosts.{host}]"), &format!("[hosts.{host}]\n{command}"))
+            config.replace(
+                &format!("[hosts.{host}]"),
+                &format!("[hosts.{host}]\n{command}"),
+            )
         });
         let path = world.write("pgshard.toml", &config);
         let token = world.write("token", "token0");
@@ -252,11 +311,18 @@ on_each_version! {
         for server in world.servers.servers() {
             let file = server.data_directory().join("pg_hba.conf");
             let rules = std::fs::read_to_string(&file).unwrap();
-            std::fs::write(&file, format!("host all app 127.0.0.1/32 scram-sha-256\n{rules}")).unwrap();
+            std::fs::write(
+                &file,
+                format!("host all app 127.0.0.1/32 scram-sha-256\n{rules}"),
+            )
+            .unwrap();
         }
         on_all(&world, "SELECT pg_reload_conf()").await;
         let (stop, mut stopped) = tokio::sync::watch::channel(false);
-        let superusers = [world.servers.superuser(0).await, world.servers.superuser(1).await];
+        let superusers = [
+            world.servers.superuser(0).await,
+            world.servers.superuser(1).await,
+        ];
         let changing = tokio::spawn(async move {
             let mut number = 0;
             while !*stopped.borrow() {
@@ -273,7 +339,10 @@ on_each_version! {
             }
             number
         });
-        let (over, written) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicU64>::default());
+        let (over, written) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::<AtomicU64>::default(),
+        );
         let (until, count, config) = (over.clone(), written.clone(), path.clone());
         let writing = tokio::spawn(async move {
             while !until.load(Ordering::Relaxed) {
@@ -289,8 +358,16 @@ on_each_version! {
         let online = ["move", "1", "--to", "db2", "--mode", "online", "--yes"];
         for _ in 0..2 {
             let moved = world.run(&online).await.ended(0).id();
-            assert!(console.get("/metrics").body.contains("pgshard_host_up{host=\"db1\"} 1"));
-            world.run(&["moves", "rollback", &moved, "--yes"]).await.ended(0);
+            assert!(
+                console
+                    .get("/metrics")
+                    .body
+                    .contains("pgshard_host_up{host=\"db1\"} 1")
+            );
+            world
+                .run(&["moves", "rollback", &moved, "--yes"])
+                .await
+                .ended(0);
             world.run(&["host", "list"]).await.ended(0);
         }
         over.store(true, Ordering::Relaxed);
@@ -298,7 +375,14 @@ on_each_version! {
         stop.send_replace(true);
         assert!(changing.await.unwrap() > 1);
         let sql = "SELECT count(*) FROM shard_0001.users";
-        let there: i64 = world.servers.superuser(0).await.query_one(sql, &[]).await.unwrap().get(0);
+        let there: i64 = world
+            .servers
+            .superuser(0)
+            .await
+            .query_one(sql, &[])
+            .await
+            .unwrap()
+            .get(0);
         assert_eq!(there as u64, written.load(Ordering::Relaxed));
     }
 
@@ -310,11 +394,23 @@ on_each_version! {
         let insert = "INSERT INTO shard_0001.users (name) VALUES ('a') RETURNING id";
         let before: i64 = db1.query_one(insert, &[]).await.unwrap().get(0);
         let restart = "ALTER SEQUENCE shard_0001.id_ticket RESTART; ALTER SEQUENCE shard_0001.id_offset RESTART";
-        world.servers.superuser(0).await.batch_execute(restart).await.unwrap();
+        world
+            .servers
+            .superuser(0)
+            .await
+            .batch_execute(restart)
+            .await
+            .unwrap();
         let refused = db1.query_one(insert, &[]).await.unwrap_err();
         let refused = refused.as_db_error().unwrap();
-        assert!(refused.message().ends_with("were never called"), "{refused}");
-        assert!(refused.hint().unwrap().contains("`pgshard check`"), "{refused}");
+        assert!(
+            refused.message().ends_with("were never called"),
+            "{refused}"
+        );
+        assert!(
+            refused.hint().unwrap().contains("`pgshard check`"),
+            "{refused}"
+        );
         let found = world.run(&["check"]).await.last()["findings"].clone();
         let found = found.as_array().unwrap();
         let unset = found.iter().find(|one| one["code"] == "ids_unset").unwrap();
@@ -333,18 +429,30 @@ on_each_version! {
         let superuser = world.servers.superuser(0).await;
         let online = ["move", "1", "--to", "db2", "--mode", "online"];
         let mut takes = 0;
-        for limit in ["ROLE app CONNECTION LIMIT 4", "DATABASE app CONNECTION LIMIT 4"] {
-            superuser.batch_execute(&format!("ALTER {limit}")).await.unwrap();
+        for limit in [
+            "ROLE app CONNECTION LIMIT 4",
+            "DATABASE app CONNECTION LIMIT 4",
+        ] {
+            superuser
+                .batch_execute(&format!("ALTER {limit}"))
+                .await
+                .unwrap();
             let refused = world.run(&[&online[..], &["--plan"]].concat()).await;
             refused.ended(4);
             assert!(refused.stderr.contains("allows 4"), "{}", refused.stderr);
             takes = number_after(&refused.stderr, "the move takes ");
-            superuser.batch_execute(&format!("ALTER {}", limit.replace('4', "-1"))).await.unwrap();
+            superuser
+                .batch_execute(&format!("ALTER {}", limit.replace('4', "-1")))
+                .await
+                .unwrap();
         }
         // What the plan takes for enough is enough.
         let limit = format!("ALTER ROLE app CONNECTION LIMIT {takes}");
         superuser.batch_execute(&limit).await.unwrap();
-        world.run(&[&online[..], &["--yes"]].concat()).await.ended(0);
+        world
+            .run(&[&online[..], &["--yes"]].concat())
+            .await
+            .ended(0);
     }
 
     /// No move has more sessions open at the same time, on either host, than its plan counts.
@@ -359,20 +467,38 @@ on_each_version! {
         }
         world.config = Config::load(world.write("pgshard.toml", &config)).unwrap();
         let superuser = world.servers.superuser(0).await;
-        let cases = [("0", Mode::Online, 1), ("1", Mode::Blocking, 1), ("2,3", Mode::Online, 2)];
+        let cases = [
+            ("0", Mode::Online, 1),
+            ("1", Mode::Blocking, 1),
+            ("2,3", Mode::Online, 2),
+        ];
         for (shards, mode, jobs) in cases {
             let mover = world.mover_with(Options::default().jobs(jobs).copy_jobs(1));
             let request = world.request(shards, "db2").mode(Some(mode));
-            superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT 2").await.unwrap();
+            superuser
+                .batch_execute("ALTER ROLE app CONNECTION LIMIT 2")
+                .await
+                .unwrap();
             let refused = mover.plan(&request).await.unwrap_err().to_string();
             let takes = number_after(&refused, "the move takes ");
-            superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.unwrap();
+            superuser
+                .batch_execute("ALTER ROLE app CONNECTION LIMIT -1")
+                .await
+                .unwrap();
             let plan = mover.plan(&request).await.unwrap();
-            counted.iter().for_each(|most| most.store(0, Ordering::SeqCst));
+            counted
+                .iter()
+                .for_each(|most| most.store(0, Ordering::SeqCst));
             let report = mover.run(&plan).await;
             assert!(report.failed.is_empty(), "{report:?}");
-            let most: Vec<u64> = counted.iter().map(|most| most.load(Ordering::SeqCst)).collect();
-            assert!(most.iter().all(|most| (1..=takes).contains(most)), "{shards} {mode:?}: {most:?}, not {takes}");
+            let most: Vec<u64> = counted
+                .iter()
+                .map(|most| most.load(Ordering::SeqCst))
+                .collect();
+            assert!(
+                most.iter().all(|most| (1..=takes).contains(most)),
+                "{shards} {mode:?}: {most:?}, not {takes}"
+            );
         }
     }
 
@@ -381,11 +507,17 @@ on_each_version! {
         let world = World::new(&[version, version], 4).await;
         let superuser = world.servers.superuser(0).await;
         let others = [world.servers.app(0).await, world.servers.app(0).await];
-        superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT 2").await.unwrap();
+        superuser
+            .batch_execute("ALTER ROLE app CONNECTION LIMIT 2")
+            .await
+            .unwrap();
         let mover = world.mover();
         let listing = tokio::spawn(async move { mover.list(None).await });
         let log = world.servers.server(0).log();
-        while !std::fs::read_to_string(&log).unwrap().contains("too many connections for role") {
+        while !std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("too many connections for role")
+        {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         drop(others);
@@ -398,7 +530,8 @@ on_each_version! {
     async fn a_table_is_rewritten_while_its_shard_moves(version) {
         let world = World::new(&[version, version], 4).await;
         let (db1, router) = (world.servers.app(0).await, world.router().await);
-        let rows = "INSERT INTO shard_0001.users (name) SELECT 'u' || n FROM generate_series(1, 2000) n";
+        let rows =
+            "INSERT INTO shard_0001.users (name) SELECT 'u' || n FROM generate_series(1, 2000) n";
         db1.batch_execute(rows).await.unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let until = over.clone();
@@ -412,9 +545,15 @@ on_each_version! {
             }
             written
         });
-        let args = ["move", "1", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let args = [
+            "move", "1", "--to", "db2", "--mode", "online", "--yes", "--hold",
+        ];
         let moving = world.command(&args, &[]).spawn().unwrap();
-        until_true(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move WHERE shard_id = 1").await;
+        until_true(
+            &db1,
+            "SELECT bool_or(phase = 'ready') FROM pgshard.move WHERE shard_id = 1",
+        )
+        .await;
         let rewrite = match version >= 19 {
             true => "REPACK (CONCURRENTLY) shard_0001.users",
             false => "VACUUM FULL shard_0001.users",
@@ -430,22 +569,38 @@ on_each_version! {
         assert_eq!(there, 2000 + written);
     }
 
-    /// PostgreSQL 19 raises the level of its WAL when the first slot is created, so that its default
-    /// is enough for an online move. Before, the plan refuses it.
+    /// PostgreSQL 19 raises the level of its WAL when the first slot is created, so that its
+    /// default is enough for an online move. Before, the plan refuses it.
     async fn an_online_move_needs_wal_level_logical_before_19(version) {
         let world = World::new(&[version, version], 4).await;
         for host in [0, 1] {
             let set = "ALTER SYSTEM SET wal_level = 'replica'";
-            world.servers.superuser(host).await.batch_execute(set).await.unwrap();
-            tokio::task::block_in_place(|| world.servers.server(host).restart(StopMode::Fast)).unwrap();
+            world
+                .servers
+                .superuser(host)
+                .await
+                .batch_execute(set)
+                .await
+                .unwrap();
+            tokio::task::block_in_place(|| world.servers.server(host).restart(StopMode::Fast))
+                .unwrap();
         }
-        let moved = world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await;
+        let moved = world
+            .run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"])
+            .await;
         match version >= 19 {
             true => {
                 let id = moved.ended(0).id();
-                world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+                world
+                    .run(&["moves", "rollback", &id, "--yes"])
+                    .await
+                    .ended(0);
             }
-            false => assert!(moved.ended(4).stderr.contains("wal_level replica"), "{}", moved.stderr),
+            false => assert!(
+                moved.ended(4).stderr.contains("wal_level replica"),
+                "{}",
+                moved.stderr
+            ),
         }
     }
 
@@ -458,9 +613,20 @@ on_each_version! {
         let upsert = "INSERT INTO {shard}.users (id, name) VALUES ($1, 'a') \
             ON CONFLICT (id) DO SELECT RETURNING name";
         let shard = ShardId::new(0).unwrap();
-        let first = router.shard(shard).unwrap().query_one(upsert, &[&7_i64]).await;
+        let first = router
+            .shard(shard)
+            .unwrap()
+            .query_one(upsert, &[&7_i64])
+            .await;
         let written = "SELECT pg_current_wal_insert_lsn()::text";
-        let written: String = world.servers.app(0).await.query_one(written, &[]).await.unwrap().get(0);
+        let written: String = world
+            .servers
+            .app(0)
+            .await
+            .query_one(written, &[])
+            .await
+            .unwrap()
+            .get(0);
         let wait = format!("WAIT FOR LSN '{written}' WITH (TIMEOUT '60s')");
         let standby = world.servers.app(2).await;
         let waited = standby.simple_query(&wait).await;
@@ -471,14 +637,31 @@ on_each_version! {
         assert_eq!(first.unwrap().get::<_, &str>(0), "a");
         waited.unwrap();
         let seen = "SELECT name FROM shard_0000.users WHERE id = 7";
-        assert_eq!(standby.query_one(seen, &[]).await.unwrap().get::<_, &str>(0), "a");
+        assert_eq!(
+            standby
+                .query_one(seen, &[])
+                .await
+                .unwrap()
+                .get::<_, &str>(0),
+            "a"
+        );
         let update = "UPDATE {shard}.users SET name = 'b' WHERE id = $1";
-        router.shard(shard).unwrap().execute(update, &[&7_i64]).await.unwrap();
+        router
+            .shard(shard)
+            .unwrap()
+            .execute(update, &[&7_i64])
+            .await
+            .unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let (until, writer) = (over.clone(), router.clone());
         let writing = tokio::spawn(async move {
             while !until.load(Ordering::Relaxed) {
-                let row = writer.shard(shard).unwrap().query_one(upsert, &[&7_i64]).await.unwrap();
+                let row = writer
+                    .shard(shard)
+                    .unwrap()
+                    .query_one(upsert, &[&7_i64])
+                    .await
+                    .unwrap();
                 assert_eq!(row.get::<_, &str>(0), "b");
             }
         });
@@ -493,16 +676,32 @@ on_each_version! {
         let world = World::new(&[version, version], 4).await;
         let set = "ALTER SYSTEM SET wal_level = 'minimal'; ALTER SYSTEM SET max_wal_senders = 0";
         for statement in set.split("; ") {
-            world.servers.superuser(0).await.batch_execute(statement).await.unwrap();
+            world
+                .servers
+                .superuser(0)
+                .await
+                .batch_execute(statement)
+                .await
+                .unwrap();
         }
         tokio::task::block_in_place(|| world.servers.server(0).restart(StopMode::Fast)).unwrap();
         let mover = world.mover();
         let request = world.request("1", "db2").mode(None);
         let plan = mover.plan(&request).await.unwrap();
         assert_eq!(plan.mode, pgshard::mover::Mode::Blocking);
-        assert!(plan.warnings.iter().any(|one| one.contains("db1 has wal_level minimal")), "{:?}", plan.warnings);
+        assert!(
+            plan.warnings
+                .iter()
+                .any(|one| one.contains("db1 has wal_level minimal")),
+            "{:?}",
+            plan.warnings
+        );
         let asked = mover.plan(&world.request("1", "db2")).await.unwrap();
-        assert!(!asked.warnings.iter().any(|one| one.contains("wal_level")), "{:?}", asked.warnings);
+        assert!(
+            !asked.warnings.iter().any(|one| one.contains("wal_level")),
+            "{:?}",
+            asked.warnings
+        );
     }
 }
 

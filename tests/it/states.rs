@@ -285,7 +285,11 @@ on_each_version! {
             if state != State::AnotherServer {
                 for (args, ran) in &all[..2] {
                     assert_eq!(ran.code(), 4, "{state:?} {args:?}\n{}", ran.stderr);
-                    assert!(ran.stderr.contains("is not gone"), "{state:?}\n{}", ran.stderr);
+                    assert!(
+                        ran.stderr.contains("is not gone"),
+                        "{state:?}\n{}",
+                        ran.stderr
+                    );
                 }
                 let first = plan.stdout.lines().next().unwrap_or_default();
                 assert!(
@@ -304,7 +308,11 @@ on_each_version! {
                 State::Damaged => "control_damaged",
                 State::AnotherServer => "host_name_differs",
             };
-            assert!(checked.stdout.contains(code), "{state:?}\n{}", checked.stdout);
+            assert!(
+                checked.stdout.contains(code),
+                "{state:?}\n{}",
+                checked.stdout
+            );
             assert!(!checked.stdout.contains("host_unreachable"), "{state:?}");
         }
         // What was on its way can still go on, or back.
@@ -324,7 +332,15 @@ on_each_version! {
         let undo = enter(&world, State::Rejected).await;
         let alone = ["moves", "repair", "0", "--fenced", "db2", "--yes"];
         world.run(&alone).await.ended(2);
-        let both = ["moves", "repair", "0", "--give-up", "db2", "--fenced", "db2"];
+        let both = [
+            "moves",
+            "repair",
+            "0",
+            "--give-up",
+            "db2",
+            "--fenced",
+            "db2",
+        ];
         let plan = world.text(&[&both[..], &["--plan"]].concat()).await;
         let first = plan.ended(0).stdout.lines().next().unwrap().to_owned();
         assert!(
@@ -353,10 +369,16 @@ on_each_version! {
             .ended(-9)
             .id();
         let db1 = world.servers.superuser(0).await;
-        for (names, waits) in [("ghost", true), ("", false), ("ANY 1 (ghost, spectre)", true)] {
-            db1.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"))
-                .await
-                .unwrap();
+        for (names, waits) in [
+            ("ghost", true),
+            ("", false),
+            ("ANY 1 (ghost, spectre)", true),
+        ] {
+            db1.batch_execute(&format!(
+                "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
+            ))
+            .await
+            .unwrap();
             db1.batch_execute("SELECT pg_reload_conf()").await.unwrap();
             let is_set = format!("SELECT current_setting('synchronous_standby_names') = '{names}'");
             crate::support::until(&db1, &is_set).await;
@@ -368,13 +390,19 @@ on_each_version! {
                 checked.stdout
             );
             let listed = world.run(&["host", "list"]).await;
-            assert_eq!(listed.code(), i32::from(waits), "{names}\n{}", listed.stderr);
+            assert_eq!(
+                listed.code(),
+                i32::from(waits),
+                "{names}\n{}",
+                listed.stderr
+            );
         }
         for verb in ["pause", "continue"] {
             let ran = world.run(&["moves", verb, &open]).await;
             assert_ne!(ran.code(), 0, "{verb}");
             assert!(
-                ran.stderr.contains("its commits wait for standbys that synchronous_standby_names"),
+                ran.stderr
+                    .contains("its commits wait for standbys that synchronous_standby_names"),
                 "{verb}\n{}",
                 ran.stderr
             );
@@ -385,7 +413,10 @@ on_each_version! {
         db1.batch_execute("SELECT pg_reload_conf()").await.unwrap();
         world.run(&["moves", "continue", &open]).await.ended(0);
         world.run(&["moves", "resume", &open]).await.ended(0);
-        world.run(&["moves", "complete", &open, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "complete", &open, "--yes"])
+            .await
+            .ended(0);
         world.run(&["check"]).await.ended(0);
     }
 
@@ -399,7 +430,9 @@ on_each_version! {
         let reaches_all = async |when: &str| {
             for shard in 0..6 {
                 let router = router.shard(pgshard::ShardId::new(shard).unwrap()).unwrap();
-                let read = router.query_one("SELECT count(*) FROM {shard}.users", &[]).await;
+                let read = router
+                    .query_one("SELECT count(*) FROM {shard}.users", &[])
+                    .await;
                 assert!(read.is_ok(), "shard {shard} {when}: {read:?}");
             }
         };
@@ -408,19 +441,32 @@ on_each_version! {
             world.run(&["host", "add", "db3", &url]).await.ended(0);
             // From each of the others; one goes on to the other host by hand, one by the drain.
             for (shard, to) in [("0", "db3"), ("3", "db3"), ("1", "db3"), ("0", "db2")] {
-                world.run(&["move", shard, "--to", to, "--yes"]).await.ended(0);
+                world
+                    .run(&["move", shard, "--to", to, "--yes"])
+                    .await
+                    .ended(0);
             }
-            world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+            world
+                .run(&["moves", "complete", "--all", "--yes"])
+                .await
+                .ended(0);
             world
                 .run(&["drain", "db3", "--complete", "--yes"])
                 .await
                 .ended(0);
             reaches_all("after the drain").await;
-            world.run(&["host", "remove", "db3", "--yes"]).await.ended(0);
+            world
+                .run(&["host", "remove", "db3", "--yes"])
+                .await
+                .ended(0);
             for host in 0..2 {
                 let sql = "SELECT shard_id::text FROM pgshard.shard
                     WHERE peer = 'db3' AND state = 'moved'";
-                assert_eq!(lines(&world.servers.app(host).await, sql).await, "", "life {life}");
+                assert_eq!(
+                    lines(&world.servers.app(host).await, sql).await,
+                    "",
+                    "life {life}"
+                );
             }
             let checked = world.run(&["check"]).await;
             assert_eq!(checked.code(), 0, "life {life}\n{}", checked.stdout);
@@ -430,18 +476,37 @@ on_each_version! {
                 let at = usize::from(to == "db2");
                 if world.host_of(shard) != at {
                     let shard = shard.to_string();
-                    world.run(&["move", &shard, "--to", to, "--yes"]).await.ended(0);
+                    world
+                        .run(&["move", &shard, "--to", to, "--yes"])
+                        .await
+                        .ended(0);
                 }
             }
             world.run(&["moves", "complete", "--all", "--yes"]).await;
         }
         // Rows that an earlier release left are led on by a bootstrap, the remedy.
-        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
-        world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
+        world
+            .run(&["moves", "complete", "--all", "--yes"])
+            .await
+            .ended(0);
         let astray = "UPDATE pgshard.shard SET peer = 'db3', epoch = epoch - 1 WHERE shard_id = 0";
-        world.servers.app(0).await.batch_execute(astray).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(astray)
+            .await
+            .unwrap();
         let checked = world.run(&["check"]).await;
-        assert!(checked.stdout.contains("signpost_astray"), "{}", checked.stdout);
+        assert!(
+            checked.stdout.contains("signpost_astray"),
+            "{}",
+            checked.stdout
+        );
         reaches_all("by a signpost that leads to a host that has left").await;
         world.run(&["bootstrap"]).await.ended(0);
         let checked = world.run(&["check"]).await;

@@ -72,13 +72,24 @@ on_each_version! {
     /// with its cluster.
     async fn clusters_of_a_process_share_a_server_and_no_rows(version) {
         let folder = migrations(TABLES);
-        let start = || testing::cluster().migrations(folder.path()).postgres(version).into_future();
+        let start = || {
+            testing::cluster()
+                .migrations(folder.path())
+                .postgres(version)
+                .into_future()
+        };
         let started = futures_util::future::join_all((0..5).map(|_| start())).await;
         let clusters: Vec<TestCluster> = started.into_iter().map(Result::unwrap).collect();
         let mut ports = BTreeSet::new();
         for (number, cluster) in clusters.iter().enumerate() {
             write(cluster, 0..20 + number as i64).await;
-            ports.extend(cluster.config().hosts.values().map(|host| host.connect.addresses()));
+            ports.extend(
+                cluster
+                    .config()
+                    .hosts
+                    .values()
+                    .map(|host| host.connect.addresses()),
+            );
         }
         assert_eq!(ports.len(), 1, "one server: {ports:?}");
         for (number, cluster) in clusters.iter().enumerate() {
@@ -87,7 +98,10 @@ on_each_version! {
         let last = start().await.unwrap();
         assert_eq!(notes(&last).await, 0);
         let gone: BTreeSet<String> = clusters.iter().flat_map(own).collect();
-        let paths: Vec<PathBuf> = clusters.iter().map(|one| one.config_path().to_owned()).collect();
+        let paths: Vec<PathBuf> = clusters
+            .iter()
+            .map(|one| one.config_path().to_owned())
+            .collect();
         assert!(databases(&last).await.is_superset(&gone) && gone.len() == 10);
         drop(clusters);
         let left = databases(&last).await;
@@ -104,7 +118,10 @@ on_each_version! {
         write(&cluster, 0..40).await;
         let run = async |args: &[&str]| {
             let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pgshard"));
-            command.arg("--config").arg(cluster.config_path()).args(args);
+            command
+                .arg("--config")
+                .arg(cluster.config_path())
+                .args(args);
             let output = command.output().await.unwrap();
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -123,7 +140,11 @@ on_each_version! {
     /// A test that panics leaves no database behind.
     async fn a_test_that_panics_leaves_no_database(version) {
         let folder = migrations(TABLES);
-        let start = || testing::cluster().migrations(folder.path()).postgres(version);
+        let start = || {
+            testing::cluster()
+                .migrations(folder.path())
+                .postgres(version)
+        };
         let first = start().await.unwrap();
         let cluster = start().await.unwrap();
         let gone = own(&cluster);
@@ -139,7 +160,11 @@ on_each_version! {
     /// Migrations that changed make another cluster, at once; those that fail are named.
     async fn a_cluster_has_the_migrations_as_they_are_now(version) {
         let folder = migrations(TABLES);
-        let start = || testing::cluster().migrations(folder.path()).postgres(version);
+        let start = || {
+            testing::cluster()
+                .migrations(folder.path())
+                .postgres(version)
+        };
         let before = start().await.unwrap();
         let changed = TABLES.replace("text text", "words text");
         let file = folder.path().join("0001_notes.sql");
@@ -154,7 +179,10 @@ on_each_version! {
             let error = start().await.unwrap_err();
             let said = error.to_string();
             assert!(matches!(error, Error::Bootstrap { .. }), "{said}");
-            assert!(said.contains("0001_notes") && said.contains("bigintt"), "{said}");
+            assert!(
+                said.contains("0001_notes") && said.contains("bigintt"),
+                "{said}"
+            );
         }
         std::fs::write(&file, TABLES).unwrap();
         write(&start().await.unwrap(), 0..1).await;
@@ -163,10 +191,16 @@ on_each_version! {
     /// A host that is a server of its own can be stopped: its shards are away, the others are not.
     async fn a_test_stops_a_server_of_its_own(version) {
         let folder = migrations(TABLES);
-        let cluster = testing::cluster().migrations(folder.path()).postgres(version);
+        let cluster = testing::cluster()
+            .migrations(folder.path())
+            .postgres(version);
         let cluster = cluster.own_servers().await.unwrap();
         write(&cluster, 0..16).await;
-        let ports: BTreeSet<u16> = cluster.servers().iter().map(|server| server.port()).collect();
+        let ports: BTreeSet<u16> = cluster
+            .servers()
+            .iter()
+            .map(|server| server.port())
+            .collect();
         assert_eq!(ports.len(), 2);
         cluster.servers()[1].stop(StopMode::Immediate).unwrap();
         let mut found = Vec::new();
@@ -182,7 +216,10 @@ on_each_version! {
         assert_eq!(found, (0..8).collect::<Vec<_>>());
         cluster.servers()[1].start().unwrap();
         let router = cluster.connect().await.unwrap();
-        assert_eq!(rows(&router, "SELECT id FROM {shard}.notes").await.len(), 16);
+        assert_eq!(
+            rows(&router, "SELECT id FROM {shard}.notes").await.len(),
+            16
+        );
     }
 }
 

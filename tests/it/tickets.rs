@@ -395,7 +395,12 @@ on_each_version! {
     /// one by one; then taking tickets fails, and says what to do.
     async fn no_ticket_is_above_the_maximum(version) {
         let cluster = TestCluster::start(version, 2);
-        for (stride, run, max, block) in [(2, 1, 1, 1), (2, 1, 407, 10), (3, 8, 397, 1), (3, 8, 200, 1000)] {
+        for (stride, run, max, block) in [
+            (2, 1, 1, 1),
+            (2, 1, 407, 10),
+            (3, 8, 397, 1),
+            (3, 8, 200, 1000),
+        ] {
             for host in [0, 1] {
                 let client = cluster.app(host).await;
                 let sql = "DROP SCHEMA IF EXISTS pgshard_tickets CASCADE";
@@ -417,9 +422,11 @@ on_each_version! {
                     _ => source.next().await.map(|ticket| vec![ticket]),
                 };
                 match taken {
-                    Ok(tickets) => for ticket in tickets {
-                        assert!(given.insert(ticket), "{ticket} was given twice");
-                    },
+                    Ok(tickets) => {
+                        for ticket in tickets {
+                            assert!(given.insert(ticket), "{ticket} was given twice");
+                        }
+                    }
                     // Fewer than seven are left, and the next caller gets them.
                     Err(_) if source.ahead() > 0 => given.extend([source.next().await.unwrap()]),
                     Err(error) => break error,
@@ -431,11 +438,20 @@ on_each_version! {
                 (2, _) => &[0, 1],
                 _ => &[1, 2],
             };
-            let all: BTreeSet<i64> = (1..=max).filter(|one| residues.contains(&residue(one))).collect();
+            let all: BTreeSet<i64> = (1..=max)
+                .filter(|one| residues.contains(&residue(one)))
+                .collect();
             assert_eq!(given, all, "stride {stride}, run {run}, blocks of {block}");
-            assert!(matches!(&error, tickets::Error::UsedUp { hosts, .. } if hosts.len() == first.len()), "{error:?}");
+            assert!(
+                matches!(&error, tickets::Error::UsedUp { hosts, .. } if hosts.len() == first.len()),
+                "{error:?}"
+            );
             let said = pgshard::pg::cause::chain(&error);
-            let wanted = ["tickets users are used up on db1", "--max N", &format!("end at {max}")];
+            let wanted = [
+                "tickets users are used up on db1",
+                "--max N",
+                &format!("end at {max}"),
+            ];
             assert!(wanted.iter().all(|words| said.contains(words)), "{said}");
             // Those that take tickets by SQL, and an earlier version of the library, get an error.
             let sql = "SELECT tickets FROM pgshard_tickets.take('users', 5)";
@@ -447,7 +463,11 @@ on_each_version! {
     /// Many take the last tickets at the same time.
     async fn a_maximum_is_met_by_many_at_once(version) {
         let cluster = TestCluster::start(version, 2);
-        let create = Create { stride: Some(2), max: Some(5003), ..request(&cluster, &[0, 1]) };
+        let create = Create {
+            stride: Some(2),
+            max: Some(5003),
+            ..request(&cluster, &[0, 1])
+        };
         made(&cluster, &[0, 1], &create).await;
         let mut clients = tokio::task::JoinSet::new();
         for number in 0..8 {
@@ -477,19 +497,29 @@ on_each_version! {
         for _ in 0..10 {
             both.next().await.unwrap();
         }
-        let with = |which: &[usize], max| Create { max, ..request(&cluster, which) };
-        let refused = async |request: &Create| {
-            match create(&hosts(&cluster, &[0, 1, 2]), request, Uuid::new_v4()).await {
-                Err(tickets::Error::Refused(refusals)) => refusals,
-                other => panic!("{other:?}"),
-            }
+        let with = |which: &[usize], max| Create {
+            max,
+            ..request(&cluster, which)
+        };
+        let refused = async |request: &Create| match create(
+            &hosts(&cluster, &[0, 1, 2]),
+            request,
+            Uuid::new_v4(),
+        )
+        .await
+        {
+            Err(tickets::Error::Refused(refusals)) => refusals,
+            other => panic!("{other:?}"),
         };
         // Each has given five: 1, 17 … 65 and 2, 18 … 66.
         let (db1, db2, db3) = (cluster.name(0), cluster.name(1), cluster.name(2));
         assert_eq!(
             refused(&with(&[0], Some(60))).await,
-            [(&db1, 65), (&db2, 66)]
-                .map(|(host, last)| Refusal::MaxPassed { host: host.clone(), last, max: 60 })
+            [(&db1, 65), (&db2, 66)].map(|(host, last)| Refusal::MaxPassed {
+                host: host.clone(),
+                last,
+                max: 60
+            })
         );
         assert_eq!(refused(&with(&[0], Some(0))).await[0], Refusal::Max(0));
         let status = async |host: usize| {
@@ -501,27 +531,50 @@ on_each_version! {
         // It holds for all hosts, although one is named.
         made(&cluster, &[0, 1, 2], &with(&[0], Some(98))).await;
         assert_eq!(
-            (status(0).await.used().unwrap().left, status(1).await.used().unwrap().left),
+            (
+                status(0).await.used().unwrap().left,
+                status(1).await.used().unwrap().left
+            ),
             (2, 2)
         );
-        assert_eq!((status(2).await.max, status(2).await.used()), (Some(98), None));
+        assert_eq!(
+            (status(2).await.max, status(2).await.used()),
+            (Some(98), None)
+        );
         let rest: BTreeSet<i64> = both.next_many(4).await.unwrap().into_iter().collect();
         assert_eq!(rest, [81, 82, 97, 98].into());
-        assert!(matches!(both.next().await, Err(tickets::Error::UsedUp { .. })));
+        assert!(matches!(
+            both.next().await,
+            Err(tickets::Error::UsedUp { .. })
+        ));
 
         // Creating it again without a maximum changes nothing, also when no ticket is left. A new
         // host has none below it from where the others are.
         let again = made(&cluster, &[0, 1, 2], &with(&[0, 1], None)).await;
-        assert_eq!(residues(&again), [(1, Role::Unchanged), (2, Role::Unchanged)]);
+        assert_eq!(
+            residues(&again),
+            [(1, Role::Unchanged), (2, Role::Unchanged)]
+        );
         assert_eq!(again[0].max, Some(98));
         assert_eq!(
             refused(&with(&[2], None)).await,
-            [Refusal::MaxLeavesNone { host: db3, start: 98, max: 98 }]
+            [Refusal::MaxLeavesNone {
+                host: db3,
+                start: 98,
+                max: 98
+            }]
         );
-        let beyond = Create { start: Some(98), ..with(&[0], None) };
+        let beyond = Create {
+            start: Some(98),
+            ..with(&[0], None)
+        };
         assert_eq!(
             refused(&beyond).await,
-            [Refusal::MaxLeavesNone { host: db1, start: 98, max: 98 }]
+            [Refusal::MaxLeavesNone {
+                host: db1,
+                start: 98,
+                max: 98
+            }]
         );
 
         // Raised, with the third host, and lowered.
@@ -530,7 +583,10 @@ on_each_version! {
         let three = patient(&cluster, &[0, 1, 2], 1);
         let more: BTreeSet<i64> = three.next_many(4).await.unwrap().into_iter().collect();
         assert_eq!(more, [99, 113, 114, 115].into());
-        assert!(matches!(three.next().await, Err(tickets::Error::UsedUp { .. })));
+        assert!(matches!(
+            three.next().await,
+            Err(tickets::Error::UsedUp { .. })
+        ));
     }
 
     /// A schema of the version before has no maximum: it gives tickets and says what it gave, and
@@ -539,8 +595,14 @@ on_each_version! {
         let cluster = TestCluster::start(version, 1);
         let client = cluster.app(0).await;
         for script in ["0001_tickets", "0002_search_path"] {
-            let path = format!("{}/migrations/tickets/{script}.sql", env!("CARGO_MANIFEST_DIR"));
-            client.batch_execute(&std::fs::read_to_string(path).unwrap()).await.unwrap();
+            let path = format!(
+                "{}/migrations/tickets/{script}.sql",
+                env!("CARGO_MANIFEST_DIR")
+            );
+            client
+                .batch_execute(&std::fs::read_to_string(path).unwrap())
+                .await
+                .unwrap();
         }
         let sql = "INSERT INTO pgshard_tickets.series VALUES ('users', gen_random_uuid(), 16, 1);
             INSERT INTO pgshard_tickets.claim VALUES ('users', 1, 'db1');
@@ -549,11 +611,26 @@ on_each_version! {
         client.batch_execute(sql).await.unwrap();
         let source = source(&cluster, &[0], 1);
         assert_eq!(source.next().await.unwrap(), 1);
-        let said = tickets::status(&hosts(&cluster, &[0])).await.remove(0).names.unwrap();
+        let said = tickets::status(&hosts(&cluster, &[0]))
+            .await
+            .remove(0)
+            .names
+            .unwrap();
         assert_eq!((said[0].last, said[0].max), (Some(1), None));
-        made(&cluster, &[0], &Create { max: Some(20), ..request(&cluster, &[0]) }).await;
+        made(
+            &cluster,
+            &[0],
+            &Create {
+                max: Some(20),
+                ..request(&cluster, &[0])
+            },
+        )
+        .await;
         assert_eq!(source.next().await.unwrap(), 17);
-        assert!(matches!(source.next().await, Err(tickets::Error::UsedUp { .. })));
+        assert!(matches!(
+            source.next().await,
+            Err(tickets::Error::UsedUp { .. })
+        ));
     }
 
     /// db2 is lost for ever: its residue is given to nobody, except a host that is told where to

@@ -277,7 +277,10 @@ on_each_version! {
         for task in tasks {
             task.await.unwrap();
         }
-        let (looks, wrong) = (times.looks.load(Ordering::Relaxed), times.wrong.lock().unwrap());
+        let (looks, wrong) = (
+            times.looks.load(Ordering::Relaxed),
+            times.wrong.lock().unwrap(),
+        );
         eprintln!("{deeds} deeds, {looks} looks, {} wrong", wrong.len());
         assert!(looks > 10, "{looks}");
         assert_eq!(*wrong, [""; 0], "after {deeds} deeds and {looks} looks");

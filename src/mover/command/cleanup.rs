@@ -217,8 +217,8 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
 /// left, keep theirs; with the last one the slot goes, which keeps WAL.
 ///
 /// All is checked now, and not when the command began: the shards before it may have taken long,
-/// and whatever somebody has made depend on the old copy meanwhile would be dropped with it. A refusal
-/// leaves everything as it was, the way back too.
+/// and whatever somebody has made depend on the old copy meanwhile would be dropped with it. A
+/// refusal leaves everything as it was, the way back too.
 async fn end_old_copy(
     context: &Context,
     entry: &Entry,

@@ -17,23 +17,40 @@ on_each_version! {
     async fn what_hosts_are_busy_with_is_shown(version) {
         let mut server = ServerOptions::default();
         let library = ("shared_preload_libraries", "pg_stat_statements");
-        server.settings.push((library.0.to_owned(), library.1.to_owned()));
+        server
+            .settings
+            .push((library.0.to_owned(), library.1.to_owned()));
         let cluster = TestCluster::start_with(version, 2, server);
         cluster.write_config_with_migrations(8, &[("0001_photos.sql", PHOTOS)]);
         let folder = cluster.directory().to_path_buf();
         assert_eq!(pgshard(&folder, &["bootstrap"]).exit, 0);
         let extension = "CREATE EXTENSION pg_stat_statements";
-        cluster.superuser(0).await.batch_execute(extension).await.unwrap();
+        cluster
+            .superuser(0)
+            .await
+            .batch_execute(extension)
+            .await
+            .unwrap();
         let grant = "GRANT pg_read_all_stats TO app";
         for host in 0..2 {
-            cluster.superuser(host).await.batch_execute(grant).await.unwrap();
+            cluster
+                .superuser(host)
+                .await
+                .batch_execute(grant)
+                .await
+                .unwrap();
         }
 
         let holder = cluster.app(0).await;
-        holder.batch_execute("BEGIN; LOCK TABLE shard_0001.photos").await.unwrap();
+        holder
+            .batch_execute("BEGIN; LOCK TABLE shard_0001.photos")
+            .await
+            .unwrap();
         let waiter = cluster.app(0).await;
         let waiting = tokio::spawn(async move {
-            waiter.batch_execute("SELECT 'a secret' FROM shard_0001.photos").await
+            waiter
+                .batch_execute("SELECT 'a secret' FROM shard_0001.photos")
+                .await
         });
         let writer = cluster.app(0).await;
         let writing = tokio::spawn(async move {
@@ -46,14 +63,22 @@ on_each_version! {
             }
         });
         let args = ["top", "--interval-s", "4", "--limit", "5", "--json"];
-        let run = tokio::task::spawn_blocking(move || pgshard(&folder, &args)).await.unwrap();
+        let run = tokio::task::spawn_blocking(move || pgshard(&folder, &args))
+            .await
+            .unwrap();
         writing.abort();
         holder.batch_execute("COMMIT").await.unwrap();
         waiting.await.unwrap().unwrap();
 
         // docs/statistics.md: from 18 on PostgreSQL itself counts them as one.
         let rows = "SELECT count(*) FROM pg_stat_statements WHERE query LIKE 'INSERT INTO shard_%'";
-        let rows: i64 = cluster.superuser(0).await.query_one(rows, &[]).await.unwrap().get(0);
+        let rows: i64 = cluster
+            .superuser(0)
+            .await
+            .query_one(rows, &[])
+            .await
+            .unwrap()
+            .get(0);
         assert_eq!(rows, if version < 18 { 2 } else { 1 });
 
         assert_eq!(run.exit, 0, "{}{}", run.stdout, run.stderr);
@@ -69,10 +94,18 @@ on_each_version! {
         let statements = report["statements"].as_array().unwrap();
         let inserts: Vec<_> = statements
             .iter()
-            .filter(|one| one["statement"].as_str().unwrap().contains("INTO {shard}.photos"))
+            .filter(|one| {
+                one["statement"]
+                    .as_str()
+                    .unwrap()
+                    .contains("INTO {shard}.photos")
+            })
             .collect();
         assert_eq!(inserts.len(), 1, "{report}");
-        assert!(inserts[0]["calls_per_s"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(
+            inserts[0]["calls_per_s"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
         assert_eq!(report["without_statements"], serde_json::json!(["db2"]));
         assert_eq!(report["blockers"][0]["waiting"], 1, "{report}");
         assert_eq!(report["blockers"][0]["state"], "idle in transaction");

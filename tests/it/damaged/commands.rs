@@ -314,7 +314,9 @@ on_each_version! {
     async fn a_host_that_was_not_bootstrapped_is(version) {
         let world = World::new(&[version], 4).await;
         let db1 = world.servers.superuser(0).await;
-        db1.batch_execute("DROP SCHEMA pgshard CASCADE").await.unwrap();
+        db1.batch_execute("DROP SCHEMA pgshard CASCADE")
+            .await
+            .unwrap();
         for shard in 0..4 {
             let sql = format!("DROP SCHEMA shard_000{shard} CASCADE");
             db1.batch_execute(&sql).await.unwrap();

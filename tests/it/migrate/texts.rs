@@ -161,15 +161,24 @@ on_each_version! {
         world.file(("migrations/0002_y.sql", index));
         let (db1, holder) = (world.servers.superuser(0).await, world.servers.app(0).await);
         let old = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class";
-        holder.batch_execute("SET application_name = 'psql'").await.unwrap();
+        holder
+            .batch_execute("SET application_name = 'psql'")
+            .await
+            .unwrap();
         holder.batch_execute(old).await.unwrap();
         let up = ["migrate", "up", "--patience-s", "1"];
         let ran = world.run(&up).await;
         let said = &ran.ended(1).stderr;
-        assert!(said.contains("(psql) has the oldest snapshot of the database"), "{said}");
+        assert!(
+            said.contains("(psql) has the oldest snapshot of the database"),
+            "{said}"
+        );
         holder.batch_execute("ROLLBACK").await.unwrap();
         let name = "pgshard 0192a1b2-0000-7000-8000-000000000000/0/0192a1b2";
-        holder.batch_execute(&format!("SET application_name = '{name}'")).await.unwrap();
+        holder
+            .batch_execute(&format!("SET application_name = '{name}'"))
+            .await
+            .unwrap();
         holder.batch_execute(old).await.unwrap();
         let waiting = world.command(&up, &[]).spawn().unwrap();
         let waits = "SELECT count(*) = 1 FROM pg_stat_activity
@@ -178,13 +187,20 @@ on_each_version! {
         // The second try is later than the patience.
         let mut since = std::time::SystemTime::UNIX_EPOCH;
         for _ in 0..2 {
-            while !db1.query_one(waits, &[&since]).await.unwrap().get::<_, bool>(0) {
+            while !db1
+                .query_one(waits, &[&since])
+                .await
+                .unwrap()
+                .get::<_, bool>(0)
+            {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
             let sql = "SELECT max(query_start) FROM pg_stat_activity
                 WHERE query LIKE '%CREATE INDEX CONCURRENTLY%' AND wait_event_type = 'Lock'";
             let seen = db1.query_one(sql, &[]).await.unwrap();
-            since = seen.get::<_, Option<std::time::SystemTime>>(0).unwrap_or(since);
+            since = seen
+                .get::<_, Option<std::time::SystemTime>>(0)
+                .unwrap_or(since);
         }
         holder.batch_execute("ROLLBACK").await.unwrap();
         Ran::of(waiting).await.ended(0);

@@ -38,7 +38,13 @@ on_each_version! {
                 INSERT INTO a (id, e, l) VALUES (1, 'A', 'Top'), (2, 'a', 'Top.A'), (3, 'x', NULL);
                 REFRESH MATERIALIZED VIEW m"
             );
-            world.servers.app(0).await.batch_execute(&sql).await.unwrap();
+            world
+                .servers
+                .app(0)
+                .await
+                .batch_execute(&sql)
+                .await
+                .unwrap();
             let questions = [
                 "SELECT a::text FROM a ORDER BY id",
                 "SELECT v::text FROM v",
@@ -52,12 +58,16 @@ on_each_version! {
                 for question in questions {
                     all += &lines(&app, question).await;
                 }
-                let refused = app.batch_execute("INSERT INTO a (id, e) VALUES (7, 'NEVER')").await;
+                let refused = app
+                    .batch_execute("INSERT INTO a (id, e) VALUES (7, 'NEVER')")
+                    .await;
                 all += refused.unwrap_err().code().unwrap().code();
-                app.batch_execute("BEGIN; INSERT INTO a (id, e) VALUES (8, 'b');
-                    UPDATE a SET l = 'Top'")
-                    .await
-                    .unwrap();
+                app.batch_execute(
+                    "BEGIN; INSERT INTO a (id, e) VALUES (8, 'b');
+                    UPDATE a SET l = 'Top'",
+                )
+                .await
+                .unwrap();
                 all += &lines(&app, questions[0]).await;
                 all
             };
@@ -128,7 +138,13 @@ on_each_version! {
             CREATE FUNCTION public.lowered(t text) RETURNS text
                 LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN lower(t); END $$;";
         for host in 0..2 {
-            world.servers.app(host).await.batch_execute(functions).await.unwrap();
+            world
+                .servers
+                .app(host)
+                .await
+                .batch_execute(functions)
+                .await
+                .unwrap();
         }
         let app = world.servers.app(0).await;
         app.batch_execute(
@@ -156,14 +172,25 @@ on_each_version! {
         let remedy = "ALTER FUNCTION public.isa SET search_path = pg_catalog, public;
             ALTER FUNCTION public.plain SET search_path = pg_catalog, public";
         for host in 0..2 {
-            world.servers.app(host).await.batch_execute(remedy).await.unwrap();
+            world
+                .servers
+                .app(host)
+                .await
+                .batch_execute(remedy)
+                .await
+                .unwrap();
         }
         world.run(&args).await.ended(0);
         let app = world.servers.app(1).await;
         let sql = "BEGIN; SET LOCAL enable_seqscan = off;
             SET LOCAL search_path = shard_0000, public;";
         app.batch_execute(sql).await.unwrap();
-        assert_eq!(lines(&app, "SELECT count(*)::text FROM x WHERE isa(e)").await.trim(), "500");
+        assert_eq!(
+            lines(&app, "SELECT count(*)::text FROM x WHERE isa(e)")
+                .await
+                .trim(),
+            "500"
+        );
     }
 
     /// Tables and functions of a shard have names that PostgreSQL has, too.
@@ -171,10 +198,16 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 4).await;
         for shard in 0..2 {
             let schema = format!("shard_000{shard}");
-            let sql = ["text", "name", "regtype", "oid", "int4", "regclass", "json", "pg_class"]
-                .map(|name| format!("CREATE TABLE {schema}.\"{name}\" (
-                    id int PRIMARY KEY, t pg_catalog.text DEFAULT 'x');"))
-                .concat();
+            let sql = [
+                "text", "name", "regtype", "oid", "int4", "regclass", "json", "pg_class",
+            ]
+            .map(|name| {
+                format!(
+                    "CREATE TABLE {schema}.\"{name}\" (
+                    id int PRIMARY KEY, t pg_catalog.text DEFAULT 'x');"
+                )
+            })
+            .concat();
             let functions = format!(
                 "CREATE FUNCTION {schema}.format(pg_catalog.text, pg_catalog.name, pg_catalog.name)
                     RETURNS pg_catalog.text LANGUAGE sql AS $$ SELECT 'hidden' $$;
@@ -188,12 +221,19 @@ on_each_version! {
             app.batch_execute(&(sql + &functions)).await.unwrap();
         }
         let checked = world.run(&["check", "--ddl", "--movable"]).await;
-        assert!(!checked.stdout.contains("definitions_unread"), "{}", checked.stdout);
+        assert!(
+            !checked.stdout.contains("definitions_unread"),
+            "{}",
+            checked.stdout
+        );
         world
             .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
             .await
             .ended(0);
-        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "1", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
         world.audit_places().await;
     }
 

@@ -45,10 +45,22 @@ on_each_version! {
         let world = World::new(&[version, version], 4).await;
         for host in 0..2 {
             let sql = "SELECT pg_create_logical_replication_slot('cdc', 'test_decoding')";
-            world.servers.app(host).await.batch_execute(sql).await.unwrap();
+            world
+                .servers
+                .app(host)
+                .await
+                .batch_execute(sql)
+                .await
+                .unwrap();
             // A publication of all tables, which consumers of pgoutput use, is in no move's way.
             let sql = "CREATE PUBLICATION cdc FOR ALL TABLES";
-            world.servers.superuser(host).await.batch_execute(sql).await.unwrap();
+            world
+                .servers
+                .superuser(host)
+                .await
+                .batch_execute(sql)
+                .await
+                .unwrap();
         }
         let writers = Writers::start(&world, 2).await;
         for args in [
@@ -76,7 +88,10 @@ on_each_version! {
                     let serves = value(&change.columns, "state") == Some("serving");
                     served.insert(number, serves);
                 } else if let Some(number) = shard(&change.schema) {
-                    assert!(served[&number], "host {host} serves {number} by its own stream");
+                    assert!(
+                        served[&number],
+                        "host {host} serves {number} by its own stream"
+                    );
                     if change.kind == "INSERT" {
                         let id = value(&change.columns, "id").unwrap().to_owned();
                         *inserted.entry((change.table, id)).or_default() += 1;
@@ -86,7 +101,10 @@ on_each_version! {
                 }
             }
         }
-        assert!(copies > 0, "the streams have copies, which a consumer leaves out");
+        assert!(
+            copies > 0,
+            "the streams have copies, which a consumer leaves out"
+        );
         for row in acknowledged {
             let times = inserted.get(&(row.table.to_owned(), row.id.to_string()));
             assert_eq!(times, Some(&1), "{row:?}");
@@ -96,7 +114,10 @@ on_each_version! {
             let superuser = world.servers.superuser(host).await;
             let sql = "SELECT pg_drop_replication_slot('cdc')";
             superuser.batch_execute(sql).await.unwrap();
-            superuser.batch_execute("DROP PUBLICATION cdc").await.unwrap();
+            superuser
+                .batch_execute("DROP PUBLICATION cdc")
+                .await
+                .unwrap();
         }
         world.audit(&notes).await;
     }

@@ -159,7 +159,13 @@ on_each_version! {
         let fill = "INSERT INTO shard_0000.users (name) VALUES ('u');
             INSERT INTO shard_0000.photos (user_id, title)
             SELECT id, repeat('x', 1000) FROM shard_0000.users, generate_series(1, 1500)";
-        world.servers.app(0).await.batch_execute(fill).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(fill)
+            .await
+            .unwrap();
         for (doing, host, how) in cells(version) {
             println!("{doing:?}, db{}, {how:?}", host + 1);
             survives(&world, doing, host, how).await;
@@ -172,7 +178,12 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 2).await;
         let writers = Writers::start(&world, 2).await;
         let mover = world
-            .command(&["move", "0", "--to", "db2", "--yes", "--mode", "online", "--hold"], &[])
+            .command(
+                &[
+                    "move", "0", "--to", "db2", "--yes", "--mode", "online", "--hold",
+                ],
+                &[],
+            )
             .spawn()
             .unwrap();
         let ready = "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready'";
@@ -191,20 +202,44 @@ on_each_version! {
         let fill = "INSERT INTO shard_0000.users (name) VALUES ('u');
             INSERT INTO shard_0000.photos (user_id, title)
             SELECT id, repeat('x', 1000) FROM shard_0000.users, generate_series(1, 1500)";
-        world.servers.app(0).await.batch_execute(fill).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(fill)
+            .await
+            .unwrap();
         let superuser = world.servers.superuser(1).await;
         let args = [
-            "move", "0", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "150kB",
+            "move",
+            "0",
+            "--to",
+            "db2",
+            "--yes",
+            "--mode",
+            "online",
+            "--max-rate",
+            "150kB",
         ];
         let mover = world.command(&args, &[]).spawn().unwrap();
         let copied = "SELECT count(*) FILTER (WHERE snapshot IS NOT NULL) > 0 FROM pgshard.chunk";
         until(&superuser, copied).await;
         // New sessions are refused with 53300, as they are where all connections are taken.
-        superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT 0").await.unwrap();
+        superuser
+            .batch_execute("ALTER ROLE app CONNECTION LIMIT 0")
+            .await
+            .unwrap();
         cut(&world, 1, Cut::Ended).await;
         let refused = world.run(&["check"]).await;
-        assert!(refused.code() != 0, "no session is let in: {}", refused.stdout);
-        superuser.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.unwrap();
+        assert!(
+            refused.code() != 0,
+            "no session is let in: {}",
+            refused.stdout
+        );
+        superuser
+            .batch_execute("ALTER ROLE app CONNECTION LIMIT -1")
+            .await
+            .unwrap();
         let ran = Ran::of(mover).await;
         assert_eq!(ran.code(), 0, "{}\n{}", ran.stdout, ran.stderr);
         assert!(!ran.stderr.contains("fence"), "{}", ran.stderr);

@@ -265,11 +265,20 @@ on_each_version! {
         assert_eq!(told["shards"], "0-5, 7", "{told}");
         assert!(ran.stderr.contains("is still in use: "), "{}", ran.stderr);
         assert_eq!(kept(&db1).await, "6");
-        owner.batch_execute("SELECT FROM public.uses; DROP VIEW public.uses").await.unwrap();
+        owner
+            .batch_execute("SELECT FROM public.uses; DROP VIEW public.uses")
+            .await
+            .unwrap();
         // A refusal leaves everything as it was.
-        world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "rollback", &id, "--yes"])
+            .await
+            .ended(0);
         assert_eq!(world.host_of(6), 0);
-        world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "complete", "--all", "--yes"])
+            .await
+            .ended(0);
         world.audit_places().await;
     }
 

@@ -737,7 +737,9 @@ on_each_version! {
         let args = ["moves", "resume", &ran.id(), "--fence-attempts", "1"];
         let said = world.run(&args).await;
         assert!(
-            said.ended(5).stderr.contains("the prepared transaction 'forgotten' in database"),
+            said.ended(5)
+                .stderr
+                .contains("the prepared transaction 'forgotten' in database"),
             "{}",
             said.stderr
         );

@@ -26,7 +26,13 @@ on_each_version! {
     /// again.
     async fn a_full_disk_is_given_back_at_once(version) {
         let world = World::new(&[version, other(version)], 2).await;
-        world.servers.app(0).await.batch_execute(FILL).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(FILL)
+            .await
+            .unwrap();
         for (mode, verb) in [("online", "resume"), ("blocking", "abort")] {
             let args = ["move", "0", "--to", "db2", "--yes", "--mode", mode];
             let failpoint = [("PGSHARD_FAILPOINT", "after prepare=stop")];
@@ -37,7 +43,10 @@ on_each_version! {
             let ran = Ran::of(mover).await;
             let said = &ran.ended(7).stderr;
             assert!(said.contains("host db2 has no disk space left"), "{said}");
-            assert!(said.contains("what the move had copied there was dropped"), "{said}");
+            assert!(
+                said.contains("what the move had copied there was dropped"),
+                "{said}"
+            );
             let (abort, resume) = (said.find("moves abort"), said.find("moves resume"));
             assert!(abort.is_some() && abort < resume, "{said}");
             let db2 = world.servers.superuser(1).await;
@@ -48,8 +57,14 @@ on_each_version! {
             world.run(&["moves", verb, &ran.id()]).await.ended(0);
             if verb == "resume" {
                 assert_eq!(world.state(1, 0).await, "serving");
-                world.run(&["moves", "rollback", &ran.id(), "--yes"]).await.ended(0);
-                world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+                world
+                    .run(&["moves", "rollback", &ran.id(), "--yes"])
+                    .await
+                    .ended(0);
+                world
+                    .run(&["moves", "complete", "--all", "--yes"])
+                    .await
+                    .ended(0);
             }
         }
         world.audit_places().await;
@@ -58,7 +73,13 @@ on_each_version! {
     /// `max_bytes` of the target holds for `move` as for `rebalance`.
     async fn a_move_heeds_max_bytes(version) {
         let world = World::new(&[version, version], 2).await;
-        world.servers.app(0).await.batch_execute(FILL).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(FILL)
+            .await
+            .unwrap();
         let config = std::fs::read_to_string(&world.config.path).unwrap();
         let limited = |most: &str| {
             let limit = format!("[hosts.db2]\nmax_bytes = \"{most}\"\n");
@@ -69,11 +90,18 @@ on_each_version! {
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--plan"];
         limited("1 MiB");
         let said = world.run(&args).await;
-        assert!(said.ended(4).stderr.contains("of its max_bytes"), "{}", said.stderr);
+        assert!(
+            said.ended(4).stderr.contains("of its max_bytes"),
+            "{}",
+            said.stderr
+        );
         limited("1 GiB");
         let planned = world.run(&args).await;
         assert!(
-            planned.ended(0).stdout.contains("of its max_bytes 1024 MiB are left"),
+            planned
+                .ended(0)
+                .stdout
+                .contains("of its max_bytes 1024 MiB are left"),
             "{}",
             planned.stdout
         );

@@ -12,9 +12,23 @@ on_each_version! {
     /// everything is copied, and a resume copies again.
     async fn a_slot_that_is_dropped_while_copying_stops_the_move(version) {
         let world = World::new(&[version, other(version)], 2).await;
-        world.servers.app(0).await.batch_execute(FILL).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(FILL)
+            .await
+            .unwrap();
         let args = [
-            "move", "0", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "100kB",
+            "move",
+            "0",
+            "--to",
+            "db2",
+            "--yes",
+            "--mode",
+            "online",
+            "--max-rate",
+            "100kB",
         ];
         let mover = world.command(&args, &[]).spawn().unwrap();
         let (db1, db2) = (world.servers.superuser(0).await, world.servers.app(1).await);
@@ -25,9 +39,15 @@ on_each_version! {
             .unwrap();
         let ran = Ran::of(mover).await;
         let said = &ran.ended(7).stderr;
-        assert!(said.contains("is gone") && said.contains("failover manager"), "{said}");
+        assert!(
+            said.contains("is gone") && said.contains("failover manager"),
+            "{said}"
+        );
         let missing = "SELECT count(*) > 0 FROM pgshard.chunk WHERE snapshot IS NULL";
-        assert!(db2.query_one(missing, &[]).await.unwrap().get::<_, bool>(0), "it was copying");
+        assert!(
+            db2.query_one(missing, &[]).await.unwrap().get::<_, bool>(0),
+            "it was copying"
+        );
         assert_eq!(world.state(0, 0).await, "serving");
         world.run(&["moves", "resume", &ran.id()]).await.ended(0);
         world.audit_places().await;
@@ -37,8 +57,13 @@ on_each_version! {
     /// possible, when nobody has to run for it.
     async fn a_slot_that_is_dropped_later_is_reported(version) {
         let world = World::new(&[version, other(version)], 2).await;
-        let (db1, db2) = (world.servers.superuser(0).await, world.servers.superuser(1).await);
-        let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online", "--hold"];
+        let (db1, db2) = (
+            world.servers.superuser(0).await,
+            world.servers.superuser(1).await,
+        );
+        let args = [
+            "move", "0", "--to", "db2", "--yes", "--mode", "online", "--hold",
+        ];
         let mover = world.command(&args, &[]).spawn().unwrap();
         let ready = "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready'";
         until(&db1, ready).await;
@@ -60,7 +85,9 @@ on_each_version! {
         let check = world.run(&["check"]).await;
         let finding = |checked: &Ran, code: &str| {
             let findings = checked.json();
-            findings.iter().any(|line| line.to_string().contains(&format!("\"{code}\"")))
+            findings
+                .iter()
+                .any(|line| line.to_string().contains(&format!("\"{code}\"")))
         };
         assert!(finding(&check, "slot_gone"), "{}", check.stdout);
         world.run(&["moves", "continue", &id]).await;
@@ -78,7 +105,10 @@ on_each_version! {
         let check = world.run(&["check"]).await;
         assert!(!finding(&check, "slot_gone"), "{}", check.stdout);
         assert!(finding(&check, "no_reverse"), "{}", check.stdout);
-        assert_eq!(lines(&db2, "SELECT pubname::text FROM pg_publication").await, "");
+        assert_eq!(
+            lines(&db2, "SELECT pubname::text FROM pg_publication").await,
+            ""
+        );
         world.audit_places().await;
     }
 
@@ -88,8 +118,9 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 2).await;
         let url = world.servers.server(0).superuser_url();
         let url = format!("{}/postgres", url.rsplit_once('/').unwrap().0);
-        let (elsewhere, connection) =
-            tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+        let (elsewhere, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls)
+            .await
+            .unwrap();
         tokio::spawn(connection);
         elsewhere
             .batch_execute("BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'two phases'")
@@ -102,11 +133,18 @@ on_each_version! {
             WHERE wait_event = 'transactionid' AND query LIKE '%create_logical_replication_slot%')";
         until(&db1, waits).await;
         let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
-        let progress = world.mover().progress(id.trim().parse().unwrap()).await.unwrap();
+        let progress = world
+            .mover()
+            .progress(id.trim().parse().unwrap())
+            .await
+            .unwrap();
         let blockers = progress.streams[0].blockers.join("; ");
         let told = "the prepared transaction 'two phases' in database postgres";
         assert!(blockers.contains(told), "{blockers}");
-        elsewhere.batch_execute("COMMIT PREPARED 'two phases'").await.unwrap();
+        elsewhere
+            .batch_execute("COMMIT PREPARED 'two phases'")
+            .await
+            .unwrap();
         Ran::of(mover).await.ended(0);
         world.audit_places().await;
     }

@@ -17,8 +17,10 @@ on_each_version! {
         .unwrap();
         let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online"];
         let untrue = |index: bool| {
-            format!("UPDATE pg_index SET indisunique = {index} WHERE indexrelid = \
-                'shard_0000.users_name'::regclass")
+            format!(
+                "UPDATE pg_index SET indisunique = {index} WHERE indexrelid = \
+                'shard_0000.users_name'::regclass"
+            )
         };
         // As a damaged index lets it happen.
         db1.batch_execute(&untrue(false)).await.unwrap();
@@ -44,8 +46,16 @@ on_each_version! {
             assert!(said.contains(told), "{told}: {said}");
         }
         let db2 = world.servers.superuser(1).await;
-        assert_eq!(lines(&db2, "SELECT relname::text FROM pg_class WHERE relnamespace =
-            to_regnamespace('shard_0000__incoming')").await, "", "nothing was begun there");
+        assert_eq!(
+            lines(
+                &db2,
+                "SELECT relname::text FROM pg_class WHERE relnamespace =
+            to_regnamespace('shard_0000__incoming')"
+            )
+            .await,
+            "",
+            "nothing was begun there"
+        );
         assert_eq!(world.state(0, 0).await, "serving");
         db1.batch_execute(
             "SET enable_indexscan = off; SET enable_bitmapscan = off;
@@ -68,19 +78,33 @@ on_each_version! {
         moved.ended(0);
         let db2 = world.servers.superuser(1).await;
         let columns: Vec<String> = (0..500).map(|n| format!("c{n} int")).collect();
-        let churn = format!("CREATE TEMP TABLE t ({}); DROP TABLE t;", columns.join(", "));
+        let churn = format!(
+            "CREATE TEMP TABLE t ({}); DROP TABLE t;",
+            columns.join(", ")
+        );
         for _ in 0..50 {
             db2.batch_execute(&churn).await.unwrap();
         }
         let dead = "SELECT pg_stat_get_dead_tuples('pg_attribute'::regclass) > 20000";
         crate::support::until(&db2, dead).await;
         let check = world.run(&["check"]).await;
-        assert!(check.stdout.contains(r#""catalogs_held""#), "{}", check.stdout);
-        world.run(&["moves", "complete", &moved.id(), "--yes"]).await.ended(0);
+        assert!(
+            check.stdout.contains(r#""catalogs_held""#),
+            "{}",
+            check.stdout
+        );
+        world
+            .run(&["moves", "complete", &moved.id(), "--yes"])
+            .await
+            .ended(0);
         db2.batch_execute("VACUUM pg_attribute").await.unwrap();
         let alive = "SELECT pg_stat_get_dead_tuples('pg_attribute'::regclass) < 20000";
         crate::support::until(&db2, alive).await;
         let check = world.run(&["check"]).await;
-        assert!(!check.stdout.contains(r#""catalogs_held""#), "{}", check.stdout);
+        assert!(
+            !check.stdout.contains(r#""catalogs_held""#),
+            "{}",
+            check.stdout
+        );
     }
 }

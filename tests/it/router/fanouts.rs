@@ -102,12 +102,20 @@ on_each_version! {
             let shard = router.shard(shard(number as u16)).unwrap();
             shard.execute(INSERT, &[&number, &"a"]).await.unwrap();
         }
-        let warm = router.all_shards().width(1).depth(64).query(update, &params);
+        let warm = router
+            .all_shards()
+            .width(1)
+            .depth(64)
+            .query(update, &params);
         assert_eq!(failed(warm).await, (64, BTreeSet::new()));
         let locking = shards.cluster.app(0).await;
         let lock = "BEGIN; SELECT FROM shard_0002.photos FOR UPDATE; SELECT FROM shard_0005.photos FOR UPDATE";
         locking.batch_execute(lock).await.unwrap();
-        let written = router.all_shards().width(1).depth(64).deadline(Duration::from_secs(20));
+        let written = router
+            .all_shards()
+            .width(1)
+            .depth(64)
+            .deadline(Duration::from_secs(20));
         let written = written.query(update, &params);
         let locked = BTreeSet::from([shard(2), shard(5)]);
         assert_eq!(failed(written).await, (64, locked.clone()));
@@ -116,7 +124,10 @@ on_each_version! {
             let titles = shards.titles(usize::from(number >= 32), number).await;
             // What was given up at the deadline may have run, as its error says.
             let either = locked.contains(&shard(number)) && titles == ["ab"];
-            assert!(either || titles == ["abb"], "once: shard {number}: {titles:?}");
+            assert!(
+                either || titles == ["abb"],
+                "once: shard {number}: {titles:?}"
+            );
         }
     }
 

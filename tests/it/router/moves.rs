@@ -578,9 +578,8 @@ on_each_version! {
             assert!(error.is_retryable() && !error.may_have_run());
             let words = error.to_string();
             assert!(
-                words.starts_with(
-                    "shard 1 was not available in time"
-                ) && words.contains("last on host db1"),
+                words.starts_with("shard 1 was not available in time")
+                    && words.contains("last on host db1"),
                 "{words}"
             );
         }

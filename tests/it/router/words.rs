@@ -79,10 +79,7 @@ on_each_version! {
         assert_eq!((count, last.as_deref()), (2, Some("two")));
         let none: Option<Photo> = router
             .by_key(1)
-            .query_opt_as(
-                "SELECT id, title FROM {shard}.photos WHERE id = 9",
-                &[],
-            )
+            .query_opt_as("SELECT id, title FROM {shard}.photos WHERE id = 9", &[])
             .await
             .unwrap();
         assert_eq!(none, None);
@@ -97,7 +94,11 @@ on_each_version! {
                 .query_as::<Photo>(sql, &[])
                 .await
                 .unwrap_err();
-            assert_eq!(answers(&error), ["may have run", "application"], "{error:?}");
+            assert_eq!(
+                answers(&error),
+                ["may have run", "application"],
+                "{error:?}"
+            );
         }
     }
 
@@ -121,13 +122,13 @@ on_each_version! {
             .unwrap_err();
         assert_eq!(answers(&error), ["application", "constraint"]);
         let error = shard
-            .query_one(
-                "SELECT id FROM {shard}.photos WHERE id = 9",
-                &[],
-            )
+            .query_one("SELECT id FROM {shard}.photos WHERE id = 9", &[])
             .await
             .unwrap_err();
-        assert_eq!(answers(&error), ["may have run", "application", "not found"]);
+        assert_eq!(
+            answers(&error),
+            ["may have run", "application", "not found"]
+        );
         let error = shard.query("SELECT 1/0", &[]).await.unwrap_err();
         assert_eq!(answers(&error), ["application"]);
         let error = shard

@@ -1,8 +1,9 @@
 //! A port on which a command answers HTTP.
 //!
 //! Everyone may connect, so connections cost little and end soon. A client has a few seconds to
-//! send a request and to take each piece of the answer. When there are too many connections, none waits
-//! for another to end: a new one takes the place of one that has sent nothing yet ([`Standing`]).
+//! send a request and to take each piece of the answer. When there are too many connections, none
+//! waits for another to end: a new one takes the place of one that has sent nothing yet
+//! ([`Standing`]).
 //!
 //! Invariant: connections without a token never keep out one that has it.
 
