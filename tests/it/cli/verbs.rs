@@ -111,7 +111,7 @@ fn many_keys_and_ids() {
     let located = fed(
         folder.path(),
         &["locate", "--ids", "-", "--json"],
-        format!("{id}\n7\n").as_bytes(),
+        format!("{id}\nx7\n").as_bytes(),
     );
     assert_eq!(
         (
