@@ -51,7 +51,10 @@ fn slots(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &
         let Some(facts) = hosts.facts(&way.target) else {
             continue;
         };
-        if has_slot(facts, &way.slot) {
+        // A target that has lost the shard is found as that.
+        let rows = facts.control.as_ref().map(|control| &control.shards);
+        let row = rows.and_then(|rows| rows.get(shard));
+        if row.is_none_or(|row| !row.state.is_owner()) || has_slot(facts, &way.slot) {
             continue;
         }
         let (slot, target, id) = (&way.slot, &way.target, way.id);
