@@ -42,6 +42,7 @@ from pgshard import Directory
 from pgshard import sqlalchemy as sa
 from pgshard.keys import KeyKind, key_of_text, shard_of_key
 from pgshard.sqlalchemy import SCHEMA, AsyncShards, Shards, shard_id, shard_key
+from pgshard.sqlalchemy.shards import _Attempt
 
 TABLES = """CREATE TABLE {shard}.albums (
     id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL,
@@ -459,7 +460,7 @@ def test_a_uuid_may_be_a_text():
         schema=str,
         shard_of_text=lambda text: shard_of_key(KeyKind.UUID, key_of_text(KeyKind.UUID, text), 16),
     )
-    attempt = sa._Attempt(SimpleNamespace(directory=directory), here, set())
+    attempt = _Attempt(SimpleNamespace(directory=directory), here, set())
     attempt.check(Album(user_id=key))
     attempt.shard = (here + 1) % 16
     with pytest.raises(sa.WrongShard, match=f"Album.user_id is of shard {here}"):
@@ -672,9 +673,9 @@ def once(shards, monkeypatch):
             raise sa.ShardMoved("it has moved")
         attempt.met = None
 
-    monkeypatch.setattr(sa._Attempt, "believe", believe)
+    monkeypatch.setattr(_Attempt, "believe", believe)
     monkeypatch.setattr(
-        sa._Attempt, "is_worth_another_try", lambda attempt, recovery: attempt.met is not None
+        _Attempt, "is_worth_another_try", lambda attempt, recovery: attempt.met is not None
     )
 
     def once(session):

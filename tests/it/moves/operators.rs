@@ -133,7 +133,7 @@ async fn moves_by_the_beginning_of_their_ids() {
     world.run(&["moves", "complete", "--all"]).await.ended(2);
     let completed = world.run(&["moves", "complete", "--all", "--yes"]).await;
     let lines = completed.ended(0).json();
-    let reports = lines.iter().filter(|line| line["event"].is_null());
+    let reports = lines.iter().filter(|line| line["event"] == "done");
     assert_eq!(reports.count(), 2, "{}", completed.stdout);
     world
         .run(&["moves", "complete", "--all", "--yes"])

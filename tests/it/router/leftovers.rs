@@ -286,15 +286,18 @@ on_each_version! {
                         .query_one_as::<(i64,)>("SELECT $1::bigint", &[&7_i64])
                         .await;
                     assert_eq!(next.unwrap(), (7,), "{name} {copy}");
-                    let failed = router.by_key(0).transaction(async |tx| {
+                    let ended = router.by_key(0).transaction(async |tx| {
                         let client = tx.client().await?;
                         let sql = copy.replace("{shard}", &tx.schema());
                         let _ = client.query(&sql, &[]).await.unwrap_err();
                         drop(client);
                         tx.query("SELECT 1", &[]).await.map(drop)
                     });
-                    let error = failed.await.unwrap_err();
-                    assert!(!error.may_have_run(), "{name} {copy} {error:?}");
+                    // The server has run a COPY TO, whatever the driver makes of its answer.
+                    match ended.await {
+                        Ok(()) => assert!(copy.ends_with("STDOUT"), "{name} {copy}"),
+                        Err(error) => assert!(!error.may_have_run(), "{name} {copy} {error:?}"),
+                    }
                     let next = router
                         .by_key(0)
                         .query_one_as::<(i64,)>("SELECT $1::bigint", &[&8_i64])
