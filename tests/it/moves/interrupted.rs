@@ -309,24 +309,22 @@ on_each_version! {
             .command(&complete, &[("PGSHARD_FAILPOINT", "after old copy=stop")])
             .spawn()
             .unwrap();
-        let pid = crate::support::stopped(&child).await;
+        crate::support::stopped(&child).await;
         let frozen = Frozen::new(world.servers.server(0).pid().unwrap());
-        crate::support::go_on(pid);
+        // Moves are completed side by side, so others may pass the failpoint after it.
+        let going = crate::support::kept_going(&child);
         signal(&child, Signal::INT);
         let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
         while !said
             .next_line()
             .await
             .unwrap()
-            .expect(
-                "it tells of a second \
-            Ctrl-C",
-            )
+            .expect("it tells of a second Ctrl-C")
             .contains("Ctrl-C again")
         {}
         signal(&child, Signal::INT);
         Ran::of(child).await.ended(130);
-        drop(frozen);
+        drop((going, frozen));
         world.run(&complete).await.ended(0);
         world.audit_places().await;
     }

@@ -22,7 +22,8 @@ pub(crate) use control::control;
 pub(crate) use frozen::Frozen;
 pub(crate) use rounds::rounds;
 pub(crate) use world::{
-    Ran, TABLES, World, go_on, in_turn, is_long, lines, never_stopped, other, share, stopped, until,
+    Ran, TABLES, World, go_on, in_turn, is_long, kept_going, lines, never_stopped, other, share,
+    stopped, until,
 };
 pub(crate) use writers::Writers;
 

@@ -14,6 +14,7 @@ use pgshard::schema::{Cluster, Migrations};
 use pgshard::{Router, ShardId};
 use serde_json::Value;
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use super::TestCluster;
@@ -510,8 +511,15 @@ pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
 /// Waits for a command that stops itself at a failpoint each time it passes it, and lets it go on
 /// each time.
 pub(crate) async fn never_stopped(child: Child) -> Ran {
+    let _going = kept_going(&child);
+    Ran::of(child).await
+}
+
+/// Lets a command that stops itself at a failpoint go on each time, until the result is dropped.
+pub(crate) fn kept_going(child: &Child) -> JoinSet<()> {
     let pid = child.id().expect("the process was not waited for");
-    let nudge = tokio::spawn(async move {
+    let mut going = JoinSet::new();
+    going.spawn(async move {
         let pid =
             rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
         loop {
@@ -523,9 +531,7 @@ pub(crate) async fn never_stopped(child: Child) -> Ran {
             }
         }
     });
-    let ran = Ran::of(child).await;
-    nudge.abort();
-    ran
+    going
 }
 
 /// Lets a stopped process go on.
