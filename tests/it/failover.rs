@@ -11,10 +11,17 @@ use std::time::Duration;
 
 use crate::router::pooler;
 use crate::support;
-use crate::support::{Ran, World, until};
+use crate::support::{Ran, World, lines, until};
 
 use case::{Case, Former, Gap, Mover, Names, Phase, Slots, Way};
 use round::Round;
+
+/// Sends SIGINT.
+fn interrupt(child: &tokio::process::Child) {
+    let pid = child.id().expect("it was not waited for");
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is ours");
+}
 
 on_each_version! {
     /// No acknowledged row is lost except those that only a former primary had.
@@ -169,5 +176,98 @@ on_each_version! {
             .unwrap()
             .get(0);
         assert!(!there, "the target has a row that the source has lost");
+    }
+
+    /// From 17 on a rollback survives a clean switchover of the host that its slot is on, if its
+    /// changes were applied to the old copy before: PostgreSQL synchronizes only slots that are
+    /// read. Before 17 it is refused, since the slot is gone.
+    async fn a_rollback_survives_a_switchover_of_its_slots_host(version) {
+        let world = World::with_standbys(version, 4).await;
+        world.run(&["bootstrap"]).await.ended(0);
+        let synchronizes = version >= 17;
+        if synchronizes {
+            world.servers.synchronize_slots(3, 1).await;
+        }
+        let there = async |host: usize, table: &str| {
+            let count = format!("SELECT count(*)::text FROM {table}.users");
+            lines(&world.servers.superuser(host).await, &count).await
+        };
+        let write = async |host: usize| {
+            let insert = "INSERT INTO shard_0000.users (name) VALUES ('a')";
+            world
+                .servers
+                .app(host)
+                .await
+                .execute(insert, &[])
+                .await
+                .unwrap();
+        };
+        let order = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        let id = world.run(&order).await.ended(0).id();
+        write(1).await;
+        let feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
+        let fed = "SELECT count(*) = 1 FROM shard_0000__left_e1.users";
+        until(&world.servers.superuser(0).await, fed).await;
+        write(1).await;
+        world.servers.switch_over(3, 1).await;
+        write(3).await;
+        if synchronizes {
+            // The feed finds the promoted server by itself.
+            let fed = "SELECT count(*) = 3 FROM shard_0000__left_e1.users";
+            until(&world.servers.superuser(0).await, fed).await;
+        }
+        interrupt(&feed);
+        Ran::of(feed).await;
+        let ran = world.run(&["moves", "rollback", &id, "--yes"]).await;
+        if synchronizes {
+            ran.ended(0);
+            assert_eq!(there(0, "shard_0000").await, "3\n");
+        } else {
+            assert!(ran.stderr.contains("its slot is gone"), "{}", ran.stderr);
+            assert_eq!(there(3, "shard_0000").await, "3\n");
+        }
+    }
+
+    /// What a former primary has sent to an old copy, and its standby lacks, is noticed: there is
+    /// no rollback to an old copy with a row that the serving host has lost.
+    async fn a_rollback_to_more_than_the_promoted_server_has_is_refused(version) {
+        let world = World::with_standbys(version.max(18), 4).await;
+        world.run(&["bootstrap"]).await.ended(0);
+        world.servers.synchronize_slots(3, 1).await;
+        let order = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        let id = world.run(&order).await.ended(0).id();
+        let feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
+        let synced = "SELECT bool_or(synced AND NOT temporary) FROM pg_replication_slots \
+            WHERE slot_type = 'logical'";
+        until(&world.servers.superuser(3).await, synced).await;
+        world.servers.cut_off(3, 1).await;
+        let insert = "INSERT INTO shard_0000.users (name) VALUES ('lost')";
+        world
+            .servers
+            .app(1)
+            .await
+            .execute(insert, &[])
+            .await
+            .unwrap();
+        let (db1, arrived) = (
+            world.servers.superuser(0).await,
+            "SELECT count(*) = 1 FROM \
+            shard_0000__left_e1.users",
+        );
+        until(&db1, arrived).await;
+        let former = world.servers.server(1);
+        tokio::task::block_in_place(|| former.stop(pgshard::dev::StopMode::Immediate)).unwrap();
+        world.servers.promote(3).await;
+        let ran = world.run(&["moves", "rollback", &id, "--yes"]).await;
+        assert_ne!(ran.code(), 0);
+        assert!(
+            ran.stderr.contains("a copy of a former primary's"),
+            "{}",
+            ran.stderr
+        );
+        interrupt(&feed);
+        Ran::of(feed).await;
+        let count = "SELECT count(*)::text FROM shard_0000.users";
+        assert_eq!(lines(&world.servers.superuser(3).await, count).await, "0\n");
     }
 }

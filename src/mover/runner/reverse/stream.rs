@@ -20,6 +20,7 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
+use crate::mover::stream::adopt;
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::{Owner, SlotState};
 use crate::shard::ShardId;
@@ -39,7 +40,7 @@ pub(crate) async fn prepare(
     first: ShardId,
 ) -> Result<Option<String>, Error> {
     let name = slot::back_name(id, &source.host);
-    let there = slot::slot_state(target, &name).await?;
+    let there = slot_state(context, source, target, id).await?;
     match there.as_ref().map(|state| state.lost.is_some()) {
         Some(false) => return Ok(Some(name)),
         // What was opened meanwhile has been written to since.
@@ -132,7 +133,7 @@ pub(crate) async fn tidy_up(
     }
     let name = slot::back_name(id, &source.host);
     if is_under_way {
-        let state = slot::slot_state(target, &name).await?;
+        let state = slot_state(context, source, target, id).await?;
         if state.is_none_or(|state| spoiled(context, &state).is_none()) {
             return Ok(false);
         }
@@ -164,11 +165,25 @@ async fn is_under_way(source: &Session, target: &Session, id: MoveId) -> Result<
         .get(0)
 }
 
+/// The state of the slot of the reverse replication from this target to this source.
+///
+/// Locks: as [`adopt::state`].
+async fn slot_state(
+    context: &Context,
+    source: &Session,
+    target: &Session,
+    id: MoveId,
+) -> Result<Option<SlotState>, Error> {
+    let name = slot::back_name(id, &source.host);
+    let connect = context.hosts.options(&target.host)?;
+    adopt::state(target, source, connect, (&name, id)).await
+}
+
 /// Why a slot of a reverse replication is of no use any longer, if it is not.
 fn spoiled(context: &Context, state: &SlotState) -> Option<String> {
     if state.lost == Some(slot::OF_A_FORMER_PRIMARY) {
         return Some(format!(
-            "its slot is {}, which may have sent other changes",
+            "its slot is {}, which may have sent changes that this server lacks",
             slot::OF_A_FORMER_PRIMARY
         ));
     }
@@ -300,7 +315,7 @@ pub(crate) async fn judge(
             slot::withdraw(target, name, &schema).await?;
         }
     }
-    let state = slot::slot_state(target, name).await?;
+    let state = slot_state(context, source, target, id).await?;
     if let Some(state) = &state {
         lose_what_lacks(source, target, id, state.confirmed).await?;
     }
