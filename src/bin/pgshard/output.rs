@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::style::ProgressTracker;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use schemars::JsonSchema;
@@ -175,9 +175,7 @@ impl Output {
 
     /// How many columns stdout has; 80 where it is no terminal.
     pub(crate) fn columns(&self) -> usize {
-        let given =
-            rustix::termios::tcgetwinsize(io::stdout()).map(|size| usize::from(size.ws_col));
-        given.ok().filter(|columns| *columns > 0).unwrap_or(80)
+        terminal_columns().unwrap_or(80)
     }
 
     /// Stderr as a writer that does not tear a progress bar.
@@ -249,14 +247,14 @@ impl Output {
         }
     }
 
-    /// Data as a table, without borders so that `awk` can read it. Nothing at all when it has no
-    /// rows.
+    /// Data as a table, without borders so that `awk` can read it. On a terminal that is too narrow
+    /// for it, cells have several lines. Nothing at all when it has no rows.
     pub(crate) fn table<Row: IntoIterator<Item = String>>(
         &self,
         columns: &[(&str, Align)],
         rows: impl IntoIterator<Item = Row>,
     ) {
-        let table = drawn(columns, rows);
+        let table = drawn(columns, rows, terminal_columns());
         if !table.is_empty() {
             self.data(table);
         }
@@ -271,8 +269,8 @@ impl Output {
     ) -> Vec<&'a str> {
         let rows: Vec<Vec<String>> = rows.into_iter().collect();
         let columns_max = match width {
-            Width::Fitted => self.columns(),
-            Width::Whole => usize::MAX,
+            Width::Fitted => Some(self.columns()),
+            Width::Whole => None,
         };
         let (table, left_out) = fitted(columns, &rows, columns_max);
         if !table.is_empty() {
@@ -286,7 +284,7 @@ impl Output {
 
     /// Data as names and values, one pair a line.
     pub(crate) fn pairs(&self, pairs: &[(&str, String)]) {
-        let mut table = plain_table();
+        let mut table = plain_table(terminal_columns());
         for (name, value) in pairs {
             table.add_row([*name, value]);
         }
@@ -727,8 +725,9 @@ fn is_plain(c: char) -> bool {
 pub(crate) fn drawn<Row: IntoIterator<Item = String>>(
     columns: &[(&str, Align)],
     rows: impl IntoIterator<Item = Row>,
+    columns_max: Option<usize>,
 ) -> String {
-    let mut table = plain_table();
+    let mut table = plain_table(columns_max);
     table.set_header(columns.iter().map(|(name, _)| *name));
     for row in rows {
         table.add_row(row.into_iter().map(|text| cell(&text)));
@@ -745,11 +744,11 @@ pub(crate) fn drawn<Row: IntoIterator<Item = String>>(
 }
 
 /// A table without the columns that would make it wider than this, and their names. The column
-/// with the highest rank goes first.
+/// with the highest rank goes first. If those that stay are too wide, their cells are wrapped.
 pub(crate) fn fitted<'a>(
     columns: &[(&'a str, Align, Rank)],
     rows: &[Vec<String>],
-    columns_max: usize,
+    columns_max: Option<usize>,
 ) -> (String, Vec<&'a str>) {
     let mut kept: Vec<usize> = (0..columns.len()).collect();
     let mut left_out = Vec::new();
@@ -762,7 +761,7 @@ pub(crate) fn fitted<'a>(
             let cell = |at: &usize| cells.get(*at).cloned().unwrap_or_default();
             kept.iter().map(cell).collect::<Vec<_>>()
         });
-        let table = drawn(&heads, cells);
+        let table = drawn(&heads, cells.clone(), None);
         let width = table.lines().map(|line| line.chars().count()).max();
         let last = kept
             .iter()
@@ -771,10 +770,10 @@ pub(crate) fn fitted<'a>(
             .max_by_key(|(_, at)| columns[**at].2)
             .map(|(place, _)| place);
         match last {
-            Some(place) if width.is_some_and(|width| width > columns_max) => {
+            Some(place) if columns_max.is_some() && width > columns_max => {
                 left_out.push(columns[kept.remove(place)].0);
             }
-            _ => return (table, left_out),
+            _ => return (drawn(&heads, cells, columns_max), left_out),
         }
     }
 }
@@ -824,11 +823,24 @@ fn words(text: &str) -> Vec<&str> {
     words
 }
 
-fn plain_table() -> Table {
+/// A table without borders. With a limit, cells are wrapped so that no line is longer.
+fn plain_table(columns_max: Option<usize>) -> Table {
     let mut table = Table::new();
-    // The same lines on a terminal and in a pipe: never wrapped, no borders.
     table.load_style(presets::NOTHING).force_no_tty();
+    if let Some(columns) = columns_max {
+        // The outermost two spaces are trimmed.
+        let width = u16::try_from(columns.saturating_add(2)).unwrap_or(u16::MAX);
+        table
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(width);
+    }
     table
+}
+
+/// The width of the terminal that stdout is, if it is one.
+pub(crate) fn terminal_columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns >= 20)
 }
 
 /// The table without the spaces that pad its borders.
@@ -927,7 +939,11 @@ mod tests {
 
     #[test]
     fn a_name_is_no_second_row() {
-        let table = drawn(&[("name", Align::Left)], [[format!("one\ntwo {HOSTILE}")]]);
+        let table = drawn(
+            &[("name", Align::Left)],
+            [[format!("one\ntwo {HOSTILE}")]],
+            None,
+        );
         assert_eq!(table.lines().count(), 2, "{table}");
         assert!(table.chars().all(is_plain), "{table}");
     }
@@ -961,10 +977,45 @@ mod tests {
         ];
         let rows = [vec!["a".repeat(8), "b".repeat(30), "c".repeat(60)]];
         for (width, heads) in [(200, 3), (80, 2), (40, 2), (39, 1), (3, 1)] {
-            let (table, left_out) = fitted(&columns, &rows, width);
+            let (table, left_out) = fitted(&columns, &rows, Some(width));
             assert_eq!(left_out.len(), 3 - heads, "{width}: {left_out:?}");
             let head = table.lines().next().unwrap();
             assert_eq!(head.split_whitespace().count(), heads, "{width}: {table}");
+        }
+    }
+
+    #[test]
+    fn a_table_fits_every_terminal() {
+        let columns = [
+            ("host", Align::Left),
+            ("shard", Align::Right),
+            ("what", Align::Left),
+            ("remedy", Align::Left),
+        ];
+        for length in [1, 7, 40, 90, 300] {
+            let text = |letter: &str| letter.repeat(5) + &format!(" {letter}").repeat(length / 2);
+            let rows = [
+                vec!["db1".to_owned(), "8191".to_owned(), text("a"), text("b")],
+                vec!["c".repeat(63), "0".to_owned(), String::new(), text("d")],
+            ];
+            for width in [40, 80, 100, 160] {
+                let table = drawn(&columns, rows.clone(), Some(width));
+                let longest = table.lines().map(|line| line.chars().count()).max();
+                assert!(longest <= Some(width), "{width}: {table}");
+                let letters = |text: &str, letter| text.matches(letter).count();
+                for letter in ["a", "b", "c"] {
+                    let all = rows
+                        .iter()
+                        .flatten()
+                        .map(|cell| letters(cell, letter))
+                        .sum::<usize>();
+                    let heads = columns
+                        .iter()
+                        .map(|(name, _)| letters(name, letter))
+                        .sum::<usize>();
+                    assert_eq!(letters(&table, letter), all + heads, "{width}: {table}");
+                }
+            }
         }
     }
 

@@ -80,7 +80,12 @@ pub(crate) async fn list(
             Width::Whole => one.whole(),
             Width::Fitted => one.brief(digits, Timestamp::now()),
         });
-        output.fitted_table(&COLUMNS, rows, width);
+        let columns = COLUMNS.map(|column| match column {
+            // A time for programs, and for people how long ago that was.
+            ("age", align, rank) if width == Width::Whole => ("since", align, rank),
+            column => column,
+        });
+        output.fitted_table(&columns, rows, width);
         if none && silent.is_empty() {
             output.note(match which {
                 Which::Open => "no move is open, none waits for `complete`",
@@ -519,7 +524,7 @@ mod tests {
         assert_eq!(digits, 11);
         for columns in [80, 100, 160] {
             let rows: Vec<_> = all.iter().map(|one| one.brief(digits, now)).collect();
-            let (table, _) = fitted(&COLUMNS, &rows, columns);
+            let (table, _) = fitted(&COLUMNS, &rows, Some(columns));
             let width = table.lines().map(|line| line.chars().count()).max();
             assert!(width <= Some(columns), "{columns}: {table}");
             assert!(

@@ -22,7 +22,7 @@ use super::{Fits, failure, find};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output, drawn, seconds, size};
+use crate::output::{Align, Format, Output, drawn, seconds, size, terminal_columns};
 use crate::signals::Ending;
 
 /// Between two looks.
@@ -52,7 +52,7 @@ pub(crate) async fn watch(
         };
         let rate = meter.saw(&progress);
         match &board {
-            Some(board) => board.set_message(table(&progress, rate)),
+            Some(board) => board.set_message(table(&progress, rate, terminal_columns())),
             None => told.tell(&progress, rate, output)?,
         }
         let end = end(&progress);
@@ -61,7 +61,7 @@ pub(crate) async fn watch(
         if let (Some(exit), true) = (end, end == ended_before) {
             if let Some(board) = &board {
                 board.finish_and_clear();
-                output.data(table(&progress, None));
+                output.data(table(&progress, None, terminal_columns()));
             }
             return Ok(finish(&progress, exit, output));
         }
@@ -112,7 +112,7 @@ async fn show(mover: &Mover, id: impl Fn() -> Option<MoveId>, board: &ProgressBa
         // A host that does not answer is the mover's business.
         if let Ok(progress) = mover.progress(id).await {
             let rate = meter.saw(&progress);
-            board.set_message(table(&progress, rate));
+            board.set_message(table(&progress, rate, terminal_columns()));
         }
     }
 }
@@ -223,7 +223,7 @@ fn is_copied_now(shard: &ShardProgress) -> bool {
 }
 
 /// All of it, as a table and a line for each stream.
-fn table(progress: &Progress, rate: Option<Rate>) -> String {
+fn table(progress: &Progress, rate: Option<Rate>, columns_max: Option<usize>) -> String {
     let columns = [
         ("shard", Align::Right),
         ("from", Align::Left),
@@ -247,7 +247,10 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
             remarks(shard).join("; "),
         ]
     });
-    let mut lines = vec![format!("move {}", progress.id), drawn(&columns, rows)];
+    let mut lines = vec![
+        format!("move {}", progress.id),
+        drawn(&columns, rows, columns_max),
+    ];
     lines.extend(rate.map(|rate| words(&rate)));
     lines.extend(progress.streams.iter().map(stream));
     lines.extend(progress.reverse_streams.iter().map(reverse));
