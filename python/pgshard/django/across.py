@@ -88,6 +88,26 @@ class AcrossShards:
         found = [row for shard in shards for row in result.values[shard]]
         return merge(found, by, _Server(shards, end).ranks)[:limit]
 
+    def first(self) -> Any:
+        """The first object in the query's order, or if it has none in that of the IDs; None if
+        there is none. Raises the same as `list`."""
+        rows = self._queryset if self._queryset.ordered else self._queryset.order_by("pk")
+        return next(
+            iter(rows.across_shards(width=self._width, timeout=self._timeout).list(1)), None
+        )
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """The one object of all shards that matches. Raises `DoesNotExist` or
+        `MultipleObjectsReturned`, and the same as `list`."""
+        rows = self._queryset.filter(*args, **kwargs)
+        found = rows.across_shards(width=self._width, timeout=self._timeout).list(2)
+        if len(found) == 1:
+            return found[0]
+        model = self._queryset.model
+        if found:
+            raise model.MultipleObjectsReturned(f"get() found more than one {model.__name__}")
+        raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
+
     def __getitem__(self, wanted: Any) -> Any:
         """A slice, as a list, or one object, in the query's order; each shard is asked for all rows
         up to its end. Raises the same as `list`, `IndexError` if there is no such object, and
@@ -146,6 +166,14 @@ class AcrossShards:
     async def alist(self, limit: int, *, partial: bool = False) -> Any:
         """`list`, for asynchronous code."""
         return await sync_to_async(self.list)(limit, partial=partial)
+
+    async def afirst(self) -> Any:
+        """`first`, for asynchronous code."""
+        return await sync_to_async(self.first)()
+
+    async def aget(self, *args: Any, **kwargs: Any) -> Any:
+        """`get`, for asynchronous code."""
+        return await sync_to_async(self.get)(*args, **kwargs)
 
     def _chunks(self, chunk_size: int) -> Iterator[Any]:
         """The rows in their order, in lists. Raises `ValueError`."""

@@ -14,6 +14,7 @@ from django.db import models
 from ..keys import KeyKind
 from .cluster import state
 from .deletion import ON_DELETE
+from .elsewhere import leads_elsewhere
 from .fields import ShardKeyField
 from .managers import ShardedManager, ShardedQuerySet
 from .models import ShardedModel
@@ -159,17 +160,8 @@ def _check_sharded(model: Any) -> list[Any]:
             )
             found.append(_error(11, message, hint, field))
     for field in model._meta.local_many_to_many:
-        target = field.remote_field.model
-        if not isinstance(target, str) and not is_sharded(target):
-            hint = "make a sharded model of the relation, with a plain integer for the other side"
-            found.append(
-                _error(
-                    9,
-                    f"{target._meta.label} is not in the shards, so it cannot be joined",
-                    hint,
-                    field,
-                )
-            )
+        if leads_elsewhere(field):
+            found += _check_many_elsewhere(field)
     for field in model._meta.private_fields:
         # A GenericRelation. Django deletes what it leads to, and looks for it on the shard.
         if hasattr(field, "bulk_related_objects") and not is_sharded(field.remote_field.model):
@@ -186,6 +178,21 @@ def _check_sharded(model: Any) -> list[Any]:
     found += _check_unique(model)
     found += _check_references(model)
     return found
+
+
+def _check_many_elsewhere(field: Any) -> list[Any]:
+    """Looks at a many-to-many field to a model that is not sharded: the table that joins the two
+    must be in the shards, and have no constraint to the other model."""
+    label, through = field.remote_field.model._meta.label, field.remote_field.through
+    if not is_sharded(through):
+        message = f"{through._meta.label} joins rows of shards with {label}, and is not sharded"
+        hint = "derive it from ShardedModel"
+    elif through._meta.auto_created and field.remote_field.db_constraint:
+        message = f"{label} is not in the shards, so no constraint can refer to it"
+        hint = "ManyToManyField(…, db_constraint=False)"
+    else:
+        return []
+    return [_error(9, message, hint, field)]
 
 
 def _check_on_delete(field: Any) -> list[Any]:

@@ -33,8 +33,12 @@ def _is_key_elsewhere(relation: Any) -> bool:
 
 
 def _candidates(opts: Any) -> Iterator[Any]:
-    """The same as Django's, without the keys of rows in shards: they are not in its database."""
-    return (one for one in _CANDIDATES(opts) if not _is_key_elsewhere(one))
+    """The same as Django's, without the keys of rows in shards and the tables of their many-to-many
+    fields: they are not in its database."""
+    for one in _CANDIDATES(opts):
+        is_table = one.related_model._meta.auto_created and is_sharded(one.related_model)
+        if not _is_key_elsewhere(one) and (is_sharded(one.model) or not is_table):
+            yield one
 
 
 def _keys_of(model: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from django.db.models import ForeignKey
 from django.db.models.fields import related_descriptors as django
 
 from ..errors import WrongId
+from . import elsewhere
 from .cluster import alias
 from .managers import ShardedManager
 from .routing import (
@@ -38,6 +39,8 @@ def managers(original: Any) -> Any:
 
     def make(superclass: Any, rel: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(superclass, rel, *args, **kwargs)
+        if rel.many_to_many and not any(args) and elsewhere.leads_elsewhere(rel.field):
+            return elsewhere.manager(made, lambda self, more: _with_key(self, rel, "add", (), more))
         if not issubclass(superclass, ShardedManager):
             return made
 

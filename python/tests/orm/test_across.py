@@ -147,3 +147,26 @@ def test_a_partial_result_can_be_pickled_and_copied():
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert (str(other), other.gathered.values) == (str(error), {0: 1})
         assert str(other.gathered.errors[1]) == "x"
+
+
+def test_one_row_of_all_shards(m, photos):
+    across = m.Photo.objects.across_shards()
+    assert across.first() == photos[0]  # The lowest ID.
+    assert m.Photo.objects.order_by("likes").across_shards().first() == photos[1]
+    assert m.Photo.objects.filter(title="none").across_shards().first() is None
+    assert across.get(title="p4") == photos[2]
+    with pytest.raises(m.Photo.DoesNotExist):
+        across.get(title="none")
+    with pytest.raises(m.Photo.MultipleObjectsReturned):
+        across.get(likes__gt=1)
+
+
+async def _one(m):
+    across = m.Photo.objects.across_shards()
+    return await across.afirst(), await across.aget(title="p4")
+
+
+def test_one_row_of_all_shards_asynchronously(m, photos):
+    from asgiref.sync import async_to_sync
+
+    assert async_to_sync(_one)(m) == (photos[0], photos[2])

@@ -27,6 +27,7 @@ SECONDS = float(os.environ.get("PGSHARD_TEST_PROGRAMS", "8"))
 SEED = int(os.environ.get("PGSHARD_TEST_SEED", "1"))
 STEPS = 80
 OFTEN = ("step_refer", "step_read", "step_many", "step_prefetch", "step_assign", "step_identity")
+FANS = 5
 KINDS = ("Made", "Num", "Uid", "Given", "Own")
 
 
@@ -83,8 +84,8 @@ class World:
         """All rows, without IDs."""
         found = []
         for label, model in sorted(vars(self.m).items()):
-            if label == "Owner":
-                found += [(label, one.pk) for one in model.objects.all()]
+            if label in ("Owner", "Fan"):
+                found += [(label, one.name) for one in model.objects.all()]
                 continue
             names = ["name"]
             names += [
@@ -94,7 +95,7 @@ class World:
                     (field.concrete and field.many_to_one) or field.one_to_one or field.many_to_many
                 )
                 and not field.auto_created
-                and field.name not in ("content_type", "owner")
+                and field.name not in ("content_type", "owner", "fan", "fans")
             ]
             names += [
                 field.attname for field in model._meta.concrete_fields if field.name == "user_id"
@@ -102,6 +103,8 @@ class World:
             for where in self.databases():
                 rows = model._base_manager.using(where).order_by()
                 found += [(label, *map(str, row)) for row in rows.values_list(*names)]
+                if label in ("Liked", "Lent"):
+                    found += [("fans", one.name, seen(set(one.fans.all()))) for one in rows]
                 if label == "Remark":
                     found += [
                         ("about", one.name, seen(one.about))
@@ -423,6 +426,58 @@ class Program:
             yield lambda: one.owner.pk
             yield lambda: (set(owner.owned.all()), set(rows.filter(owner=owner)))
             yield lambda: [(o.pk, seen(set(o.owned.all()))) for o in found]
+
+        return work
+
+    def step_elsewhere(self):
+        """A many-to-many field to rows that are not sharded."""
+        from django.db.models import Count, Prefetch, prefetch_related_objects
+
+        label = self.random.choice(("Liked", "Lent"))
+        user, how = self.random.choice(USERS), self.random.randrange(10)
+        name, other = self.some(label), self.some(label)
+        fans = self.random.sample(range(FANS), self.random.randint(0, 3))
+        made = f"fan {self.number}"
+        if name is None or self.random.random() < 0.2:
+            name = self.new(label, user)
+
+        def work(w):
+            model = getattr(w.m, label)
+            if name not in w.objects:
+                values = {"user_id": user, "name": name}
+                w.objects[name] = yield lambda: model.objects.create(**values)
+            one = w.objects[name]
+            some = [w.m.Fan.objects.get_or_create(name=f"f{at}")[0] for at in fans]
+            rows = model.objects.filter(user_id=one.user_id)
+            loan = label == "Lent" and not w.sharded
+            more = {"through_defaults": {"user_id": one.user_id}} if loan else {}
+            asked = one.fans.order_by("name")
+            yield [
+                lambda: one.fans.set(some, **more),
+                lambda: one.fans.set([fan.pk for fan in some], clear=True, **more),
+                lambda: one.fans.add(*(some[:1] * (label == "Liked")), **more),
+                lambda: one.fans.remove(*some),
+                one.fans.clear,
+                lambda: one.fans.create(name=made, **more),
+                lambda: one.fans.get_or_create(name=made, **more),
+                lambda: one.fans.update_or_create(name=made, defaults={"name": "f0"}, **more),
+                lambda: one.fans.filter(name__in=["f1", made]).update(name="f2"),
+                lambda: (one.fans.exists(), one.fans.filter(name="f1").first()),
+            ][how]
+            yield lambda: [set(one.fans.all()), one.fans.count(), list(asked), len(asked)]
+            yield lambda: [one.fans.filter(name="f1").exists(), set(one.fans.exclude(name="f1"))]
+            yield lambda: sorted(rows.annotate(n=Count("fans")).values_list("name", "n"))
+            yield lambda: [set(rows.filter(fans__in=some)), set(rows.exclude(fans__in=some))]
+            yield lambda: [set(rows.filter(fans=fan)) for fan in some]
+            both = [w.fresh(at) for at in (name, other) if at in w.objects]
+            prefetch = Prefetch("fans", w.m.Fan.objects.order_by("-name"), to_attr="found")
+            yield lambda: prefetch_related_objects(both, "fans", prefetch)
+            yield lambda: [[set(x.fans.all()), list(x.found), x.fans.count()] for x in both]
+            yield lambda: sorted(seen(set(x.fans.all())) for x in rows.prefetch_related("fans"))
+            if how == 0:
+                yield lambda: rows.filter(fans__name="f1").count()
+            if how == 1:
+                yield lambda: some[0].liked.count() if some else None
 
         return work
 
@@ -838,7 +893,8 @@ def clear(kinds, plain):
             cursor.execute("; ".join(f"DELETE FROM {table}" for table in tables))
             for table in ("num", "refnumofnum"):
                 cursor.execute(f"SELECT setval('{{shard}}.kinds_{table}_id_seq', 1, false)")
-    kinds.Owner.objects.all()._raw_delete("default")
+    for model in (kinds.Owner, kinds.Fan):
+        model.objects.all()._raw_delete("default")
     tables = [
         model._meta.db_table
         for model in apps.get_app_config("plain").get_models(include_auto_created=True)
@@ -858,6 +914,7 @@ def test_random_programs_answer_as_in_one_database(world):
         try:
             here, there = World(kinds.MODELS, sharded=True), World(plain.MODELS, sharded=False)
             here.m.Owner, there.m.Owner = kinds.Owner, plain.Owner
+            here.m.Fan, there.m.Fan = kinds.Fan, plain.Fan
             with override_settings(PGSHARD_UNCOVERED_WRITES="error"):
                 play(seed, here, there, counts)
         except AssertionError as error:

@@ -16,12 +16,18 @@ class Owner(models.Model):
     name = models.CharField(max_length=50)
 
 
+class Fan(models.Model):
+    """Not sharded. Some models have a many-to-many field to it."""
+
+    name = models.CharField(max_length=50)
+
+
 KINDS = ("Made", "Num", "Uid", "Given", "Own")
 """The kinds of primary keys: made by the shard, a number of the table, a UUID, a number that the
 application gives, the key itself."""
 
 
-def declare(app, base, key, owner_key):
+def declare(app, base, key, owner_key, fan):
     """Declares the models of an application."""
 
     def model(label, bases, **body):
@@ -104,6 +110,28 @@ def declare(app, base, key, owner_key):
         to=models.ForeignKey(made.Made, models.CASCADE, related_name="keyless"),
     )
     made.Owned = model("Owned", (base,), owner=owner_key(), name=name())
+    made.Liked = model(
+        "Liked",
+        (base,),
+        user_id=key(),
+        name=name(),
+        fans=models.ManyToManyField(fan, db_constraint=False, related_name="liked"),
+    )
+    made.Lent = model(
+        "Lent",
+        (base,),
+        user_id=key(),
+        name=name(),
+        fans=models.ManyToManyField(fan, through=f"{app}.Loan", related_name="lent"),
+    )
+    made.Loan = model(
+        "Loan",
+        (base,),
+        user_id=key(),
+        name=name(),
+        lent=models.ForeignKey(made.Lent, models.CASCADE),
+        fan=models.ForeignKey(fan, models.DO_NOTHING, db_constraint=False, related_name="+"),
+    )
     return made
 
 
@@ -112,5 +140,6 @@ MODELS = declare(
     ShardedModel,
     ShardKeyField,
     lambda: ShardKeyForeignKey(Owner, models.CASCADE, related_name="owned"),
+    Fan,
 )
 globals().update(vars(MODELS))

@@ -12,10 +12,17 @@ class Owner(models.Model):
     name = models.CharField(max_length=50)
 
 
+class Fan(models.Model):
+    """Some models have a many-to-many field to it."""
+
+    name = models.CharField(max_length=50)
+
+
 MODELS = declare(
     "plain",
     models.Model,
     partial(models.BigIntegerField, db_index=True),
     lambda: models.ForeignKey(Owner, models.CASCADE, related_name="owned"),
+    Fan,
 )
 globals().update(vars(MODELS))

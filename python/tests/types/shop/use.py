@@ -20,6 +20,8 @@ def everything() -> int:
     every = Order.objects.filter(total__gt=5).across_shards()
     assert_type(every.list(5), list[Order])
     assert_type(every[0], Order)
+    assert_type(every.first(), Order | None)
+    assert_type(every.get(pk=1), Order)
     assert_type(every[:5], list[Order])
     for order in every:
         assert_type(order, Order)

@@ -416,4 +416,79 @@ class Migration(migrations.Migration):
                 ),
             ],
         ),
+        migrations.CreateModel(
+            name="Fan",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50)),
+            ],
+        ),
+        migrations.CreateModel(
+            name="Liked",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("user_id", models.BigIntegerField(db_index=True)),
+                ("name", models.CharField(max_length=50)),
+                (
+                    "fans",
+                    models.ManyToManyField(
+                        db_constraint=False, related_name="liked", to="plain.fan"
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="Lent",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("user_id", models.BigIntegerField(db_index=True)),
+                ("name", models.CharField(max_length=50)),
+            ],
+        ),
+        migrations.CreateModel(
+            name="Loan",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("user_id", models.BigIntegerField(db_index=True)),
+                ("name", models.CharField(max_length=50)),
+                (
+                    "lent",
+                    models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="plain.lent"),
+                ),
+                (
+                    "fan",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="plain.fan",
+                    ),
+                ),
+            ],
+        ),
+        migrations.AddField(
+            model_name="lent",
+            name="fans",
+            field=models.ManyToManyField(related_name="lent", through="plain.Loan", to="plain.fan"),
+        ),
     ]
