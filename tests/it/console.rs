@@ -41,6 +41,12 @@ async fn json_is_what_the_commands_print() {
         let answer = console.get(path);
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         contract::keeps(args, &answer.body, "");
+        let at = answer
+            .header("last-modified")
+            .unwrap_or_else(|| panic!("{path} has no time"));
+        let at = jiff::fmt::rfc2822::parse(at).unwrap().timestamp();
+        let age = jiff::Timestamp::now().duration_since(at).as_secs();
+        assert!((0..60).contains(&age), "{path}: {age} s old");
         assert_eq!(answer.json(), world.run(args).await.last(), "{path}");
     }
     // How full a host is changes from one moment to the next.

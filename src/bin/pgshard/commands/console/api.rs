@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path, Query, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{StatusCode, Uri};
+use axum::http::header::{CONTENT_TYPE, LAST_MODIFIED};
+use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use jiff::fmt::rfc2822::DateTimePrinter;
 use pgshard::ShardId;
 use serde::{Deserialize, Serialize};
 
@@ -68,20 +69,40 @@ fn failed(status: StatusCode, failure: &Failure) -> Response {
     refused(status, &failure.words(), failure.advice())
 }
 
+/// What was seen last, or why nothing was.
+async fn last_look(served: &Served) -> Result<Arc<Snapshot>, Response> {
+    served.collector.fresh().await.ok_or_else(|| {
+        refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked",
+            None,
+        )
+    })
+}
+
+/// A response of what was seen, with the time of that look, or of the map if it is older.
+fn dated(seen: &Snapshot, answer: impl Serialize) -> Response {
+    let mut response = Json(answer).into_response();
+    let at = seen.map_before.as_ref().map_or(seen.at, |before| before.0);
+    let at = DateTimePrinter::new().timestamp_to_rfc9110_string(&at);
+    // Only a year after 9999 has no such form.
+    if let Some(at) = at.ok().and_then(|at| HeaderValue::try_from(at).ok()) {
+        response.headers_mut().insert(LAST_MODIFIED, at);
+    }
+    response
+}
+
 /// Answers from what was seen last, or says why nothing was.
 async fn with<T: Serialize>(
     served: &Served,
     answer: impl FnOnce(&Snapshot) -> Option<T>,
 ) -> Response {
-    let Some(seen) = served.collector.fresh().await else {
-        return refused(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the hosts are still being asked",
-            None,
-        );
+    let seen = match last_look(served).await {
+        Ok(seen) => seen,
+        Err(refusal) => return refusal,
     };
     match answer(&seen) {
-        Some(answer) => Json(answer).into_response(),
+        Some(answer) => dated(&seen, answer),
         None => {
             let words = seen
                 .gathered
@@ -98,14 +119,11 @@ async fn with<T: Serialize>(
 }
 
 async fn check(State(served): State<Arc<Served>>) -> Response {
-    let Some(seen) = served.collector.fresh().await else {
-        return refused(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the hosts are still being asked",
-            None,
-        );
+    let seen = match last_look(&served).await {
+        Ok(seen) => seen,
+        Err(refusal) => return refusal,
     };
-    Json(Report::about(seen.findings())).into_response()
+    dated(&seen, Report::about(seen.findings()))
 }
 
 async fn hosts(State(served): State<Arc<Served>>) -> Response {
@@ -159,12 +177,9 @@ async fn moves(State(served): State<Arc<Served>>) -> Response {
 }
 
 async fn one_move(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Response {
-    let Some(seen) = served.collector.fresh().await else {
-        return refused(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the hosts are still being asked",
-            None,
-        );
+    let seen = match last_look(&served).await {
+        Ok(seen) => seen,
+        Err(refusal) => return refusal,
     };
     let id = match seen.move_named(&id) {
         Ok(id) => id,
@@ -181,7 +196,7 @@ async fn one_move(State(served): State<Arc<Served>>, Path(id): Path<String>) -> 
             Some("/api/moves lists them"),
         );
     }
-    Json(ShowReport::about(id, entries)).into_response()
+    dated(&seen, ShowReport::about(id, entries))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -202,20 +217,15 @@ async fn balance(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         );
     };
     let spread = *spread;
-    let Some(seen) = served.collector.fresh().await else {
-        return refused(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the hosts are still being asked",
-            None,
-        );
+    let seen = match last_look(&served).await {
+        Ok(seen) => seen,
+        Err(refusal) => return refusal,
     };
     let answered = tokio::task::spawn_blocking(move || match Planning::new(&seen, spread) {
-        Ok(planning) => Json(rebalance::json(
-            &planning.plan,
-            &planning.by,
-            planning.waves,
-        ))
-        .into_response(),
+        Ok(planning) => dated(
+            &seen,
+            rebalance::json(&planning.plan, &planning.by, planning.waves),
+        ),
         Err(why) => refused(
             StatusCode::SERVICE_UNAVAILABLE,
             &why,
@@ -268,12 +278,9 @@ async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         Ok(target) => target,
         Err(failure) => return failed(StatusCode::BAD_REQUEST, &failure),
     };
-    let Some(seen) = served.collector.fresh().await else {
-        return refused(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the hosts are still being asked",
-            None,
-        );
+    let seen = match last_look(&served).await {
+        Ok(seen) => seen,
+        Err(refusal) => return refusal,
     };
     let (Some(config), Some(map)) = (&seen.gathered.config, seen.map()) else {
         return refused(
@@ -283,7 +290,7 @@ async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         );
     };
     match located(target, config, map) {
-        Ok(located) => Json(located).into_response(),
+        Ok(located) => dated(&seen, located),
         Err(failure) => failed(StatusCode::NOT_FOUND, &failure),
     }
 }
