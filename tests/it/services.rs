@@ -706,7 +706,8 @@ on_each_version! {
 }
 
 /// What some service or other is known, or said, not to provide.
-const LACKING: [&str; 10] = [
+const LACKING: [&str; 11] = [
+    "pg_get_userbyid",
     "pg_control_system",
     "pg_create_logical_replication_slot",
     "pg_current_wal_insert_lsn",

@@ -283,6 +283,7 @@ impl ShardMove<'_> {
         );
         // Both are sent before the first is answered.
         let looked = tokio::try_join!(
+            biased;
             digest.is_same(client),
             sequences::values_of(client, &schema, &names)
         );

@@ -206,7 +206,8 @@ pub(crate) async fn read<C: GenericClient + Sync>(
     let names: Vec<&str> = std::iter::once("search_path")
         .chain(PINNED.map(|(name, _)| name))
         .collect();
-    let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
+    // In the order of the answers: after a failure the server refuses what follows it.
+    let (head, before) = tokio::try_join!(biased; reader.head(), reader.settings(&names))?;
     // PostgreSQL itself runs what is first in the path: pg_get_viewdef() compares by the operator
     // `=` that it finds. Where another role may have created that, or the shard has such an
     // operator, the definitions have the schema's name in them, and the schema cannot be moved.
