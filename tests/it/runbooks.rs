@@ -27,7 +27,7 @@ const PLAYED: [&str; 12] = [
     "A host fails over",
     "A source fails over in the middle of a move",
     "A disk is filling",
-    "Somebody else's move",
+    "A move that you did not start",
     "PostgreSQL is upgraded",
     "pgshard is upgraded",
     "Backups",
@@ -708,7 +708,7 @@ on_each_version! {
             "SELECT count(*) = 2 FROM pgshard.move WHERE phase = 'ready'",
         )
         .await;
-        let mut book = Book::open(&world, version, "Somebody else's move");
+        let mut book = Book::open(&world, version, "A move that you did not start");
         let shown = book.next().await;
         assert!(shown.all.contains("ready"), "{}", shown.all);
         book.next().await;
