@@ -48,15 +48,15 @@ pub(super) struct Call<'r> {
 
 /// What is known of a call that failed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
+pub(super) struct CallFailure {
     pub(super) outcome: Outcome,
     /// The SQLSTATE.
     code: Option<[u8; 5]>,
 }
 
-impl Fault {
-    pub(super) fn new(outcome: Outcome) -> Fault {
-        Fault {
+impl CallFailure {
+    pub(super) fn new(outcome: Outcome) -> CallFailure {
+        CallFailure {
             outcome,
             code: None,
         }
@@ -68,11 +68,11 @@ impl Fault {
             .is_some_and(|code| [*b"40001", *b"40P01"].contains(&code))
     }
 
-    pub(super) fn of(error: &Error) -> Fault {
+    pub(super) fn of(error: &Error) -> CallFailure {
         let code = error
             .code()
             .and_then(|code| code.code().as_bytes().try_into().ok());
-        Fault {
+        CallFailure {
             outcome: Outcome::of(error),
             code,
         }
@@ -120,7 +120,11 @@ impl<'r> Call<'r> {
     }
 
     /// Records how the call ended; `fault` says what an error means.
-    pub(super) fn ended<T, E>(mut self, result: &Result<T, E>, fault: impl FnOnce(&E) -> Fault) {
+    pub(super) fn ended<T, E>(
+        mut self,
+        result: &Result<T, E>,
+        fault: impl FnOnce(&E) -> CallFailure,
+    ) {
         self.end(result.as_ref().err().map(fault));
     }
 
@@ -145,7 +149,7 @@ impl<'r> Call<'r> {
         self.sent.store(may, Ordering::Relaxed);
     }
 
-    fn end(&mut self, fault: Option<Fault>) {
+    fn end(&mut self, fault: Option<CallFailure>) {
         self.ended = true;
         let outcome = fault.map_or(Outcome::Ok, |fault| fault.outcome);
         let took = self.began.elapsed();
@@ -189,7 +193,7 @@ impl<'r> Call<'r> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.end(Some(Fault::new(Outcome::Dropped)));
+            self.end(Some(CallFailure::new(Outcome::Dropped)));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::cause::Cause;
-use super::failure::{Origin, is_lost};
+use super::origin::{Origin, is_lost};
 use crate::map::{HostName, MapVersion};
 use crate::pg::cause::{chain, message};
 use crate::pg::{self, state};

@@ -9,7 +9,7 @@ use tokio_postgres::types::ToSql;
 
 use super::Router;
 use super::answer::{Answer, FirstRow, unsupported};
-use super::call::{Call, Fault, call_span};
+use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::pool_slots::Use;
@@ -21,7 +21,7 @@ use super::session::{Lease, Prepare};
 use super::sql::{Rendered, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
-use super::transaction::{Failure, TransactionBuilder};
+use super::transaction::{TransactionBuilder, TransactionError};
 use crate::map::HostName;
 use crate::pg::state;
 use crate::shard::{KeyKind, ShardId};
@@ -256,7 +256,7 @@ impl<'r> Shard<'r> {
 
     /// A connection to the host that serves the shard now, for what this library does not cover:
     /// COPY, pipelines. Its holder handles moves itself: after an `SH001` (or one of its
-    /// relatives, see [`crate::pg::state`]) it gives the client back and asks for another.
+    /// ambiguous, see [`crate::pg::state`]) it gives the client back and asks for another.
     ///
     /// It is of no use for LISTEN: notifications do not come out of it. Open a connection of your
     /// own to the shard's host for that.
@@ -274,7 +274,7 @@ impl<'r> Shard<'r> {
         self.checked()?;
         let call = Call::new(self, call_span!("pgshard.client", self.id));
         let result = self.lend(&call).await;
-        call.ended(&result, Fault::of);
+        call.ended(&result, CallFailure::of);
         result
     }
 
@@ -301,7 +301,7 @@ impl<'r> Shard<'r> {
         let result = call
             .limited(pin!(self.run_to_end(sql, params, &call)))
             .await;
-        call.ended(&result, Fault::of);
+        call.ended(&result, CallFailure::of);
         result
     }
 
@@ -341,7 +341,7 @@ impl<'r> Shard<'r> {
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(&SqlText::from(sql), params).await };
             let answer = Box::pin(self.build_transaction().run_to_end(asking, call)).await;
-            return Ok((answer.map_err(Failure::into_inner)?, None));
+            return Ok((answer.map_err(TransactionError::into_inner)?, None));
         }
         let only_reads = sql.only_reads(inner.options.selects);
         let rendered = Rendered::new(&sql, &inner.prefix, shard);
@@ -398,7 +398,7 @@ impl<'r> Shard<'r> {
                 failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
             let Some(signal) = MoveSignal::of(&failed.error) else {
                 if outdated {
-                    prepare = Prepare::Anew;
+                    prepare = Prepare::Again;
                     continue;
                 }
                 return Err(statement(failed.error));
@@ -413,7 +413,7 @@ impl<'r> Shard<'r> {
             }
             if !kind.repeatable() {
                 // If that cannot be found out, the move may have caused the error.
-                let own = signal == MoveSignal::Relative
+                let own = signal == MoveSignal::Ambiguous
                     && matches!(
                         Box::pin(recovery.is_own(signal, &place, began)).await,
                         Ok(true)
@@ -432,9 +432,9 @@ impl<'r> Shard<'r> {
                 });
             }
             match Box::pin(recovery.after(signal, &place, began, &mut lease)).await? {
-                Next::Again => {}
-                Next::Own if outdated => prepare = Prepare::Anew,
-                Next::Own => return Err(statement(failed.error)),
+                Next::Retry => {}
+                Next::ApplicationError if outdated => prepare = Prepare::Again,
+                Next::ApplicationError => return Err(statement(failed.error)),
             }
         }
     }

@@ -17,7 +17,7 @@ use super::pool::{ConnectionLimit, GetError, Pool, PoolOptions};
 use super::pool_slots::Use;
 use super::replica::Replicas;
 use super::session::{Lease, Statements};
-use super::unnamed::Learned;
+use super::unnamed::LearnedTypes;
 use crate::map::HostName;
 use crate::pg::{ConnectError, Lookout};
 use crate::shard::ShardId;
@@ -56,7 +56,7 @@ impl Host {
             options.application_name.clone(),
             options.create_max,
         ));
-        let learned = Arc::new(Learned::new());
+        let learned = Arc::new(LearnedTypes::new());
         let statements = |max| match host.prepare {
             PrepareMode::Unnamed => Statements::Unnamed(learned.clone()),
             PrepareMode::Named => Statements::Named {

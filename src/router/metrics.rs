@@ -196,7 +196,7 @@ impl Reason {
         match (verdict, signal) {
             (Verdict::Ask { .. }, _) => Reason::Moved,
             (_, MoveSignal::Signpost) => Reason::Fenced,
-            (_, MoveSignal::Relative) => Reason::Error,
+            (_, MoveSignal::Ambiguous) => Reason::Error,
         }
     }
 }

@@ -20,16 +20,14 @@
 //! and the signpost on a host that no longer serves the shard refuses whatever a router sends there
 //! by mistake.
 
+mod abandoned;
 mod answer;
 mod bound;
 mod call;
 mod cause;
 mod circuit;
-mod closing;
-mod ending;
 mod error;
 mod executor;
-mod failure;
 mod from_row;
 mod handle;
 mod host;
@@ -38,6 +36,7 @@ mod migrated;
 mod nesting;
 mod opener;
 mod options;
+mod origin;
 mod outcome;
 mod ownership_lookup;
 mod peers;
@@ -48,13 +47,14 @@ mod queries;
 mod raw;
 mod reads;
 mod recover;
-mod remains;
 mod renewal;
 mod replica;
 mod routing;
 mod running;
 mod savepoint;
 mod session;
+mod session_effects;
+mod shutdown;
 mod slots;
 mod sql;
 mod stale;

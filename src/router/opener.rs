@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::abandoned::CancelLimits;
 use super::circuit::Circuit;
-use super::ending::Ends;
 use super::error::HostDiffers;
 use super::options::Recycle;
 use super::peers::Peers;
-use super::session::{Opened, Session, Statements};
+use super::session::{OpenedConnection, Session, Statements};
 use crate::pg::{ConnectError, ConnectOptions, Connection, Lookout};
 use crate::shard::{KeyKind, ShardCount};
 
@@ -31,7 +31,7 @@ pub(super) struct Opener {
     pub(super) circuit: Arc<Circuit>,
     pub(super) lookout: Arc<Lookout>,
     pub(super) peers: Arc<Peers>,
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<CancelLimits>,
     pub(super) recycle: Recycle,
 }
 
@@ -66,7 +66,7 @@ impl Opener {
             Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
         }?;
         self.lookout.start();
-        Ok(Session::new(Opened {
+        Ok(Session::new(OpenedConnection {
             connection,
             statements: self.statements.clone(),
             generation,

@@ -42,7 +42,7 @@ pub(super) struct OwnershipLookups {
     signposts: Callers,
     /// Callers whose error may just as well be the application's own. Their lookups are separate,
     /// so that they never delay the others.
-    relatives: Callers,
+    ambiguous: Callers,
     /// For each shard whose move stalled: when a call last tried to repair that. A call holds the
     /// lock while it tries. At most N entries.
     mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
@@ -67,7 +67,7 @@ struct Last {
 }
 
 /// A result, and when its lookup was sent.
-pub(super) struct Answered {
+pub(super) struct LookUpResult {
     pub(super) lookup: OwnershipLookup,
     pub(super) asked: Instant,
 }
@@ -115,12 +115,12 @@ impl OwnershipLookups {
     /// Behind a signpost, the lookup is sent almost at once.
     const SIGNPOST_SPACING: Duration = Duration::from_millis(1);
     /// Questions about what may be the application's own mistake can wait a little.
-    const RELATIVE_SPACING: Duration = Duration::from_millis(10);
+    const AMBIGUOUS_SPACING: Duration = Duration::from_millis(10);
 
     pub(super) fn new() -> OwnershipLookups {
         OwnershipLookups {
             signposts: Callers::new(Self::SIGNPOST_SPACING),
-            relatives: Callers::new(Self::RELATIVE_SPACING),
+            ambiguous: Callers::new(Self::AMBIGUOUS_SPACING),
             mending: Mutex::default(),
             asked: AtomicU64::new(0),
         }
@@ -141,10 +141,10 @@ impl OwnershipLookups {
         host: &Host,
         shard: ShardId,
         signal: MoveSignal,
-    ) -> Result<Answered, Arc<LookUpError>> {
+    ) -> Result<LookUpResult, Arc<LookUpError>> {
         let callers = match signal {
             MoveSignal::Signpost => &self.signposts,
-            MoveSignal::Relative => &self.relatives,
+            MoveSignal::Ambiguous => &self.ambiguous,
         };
         let wanted = Instant::now();
         callers.want(shard);
@@ -193,7 +193,7 @@ impl OwnershipLookups {
             .get(&shard)
             .filter(|(asked, _)| *asked >= wanted)
         {
-            Some((asked, Ok(lookup))) => Ok(Answered {
+            Some((asked, Ok(lookup))) => Ok(LookUpResult {
                 lookup: lookup.clone(),
                 asked: *asked,
             }),

@@ -100,7 +100,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a call waits for its shard's favourite while other connections are idle. On one of
 /// those the server would have to plan its statement, which is soon done, too.
-const MOMENT: Duration = Duration::from_millis(2);
+const FAVOURITE_WAIT: Duration = Duration::from_millis(2);
 
 /// The time between two sweeps, at most and at least.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -172,7 +172,7 @@ impl Pool {
 
     fn wish(&self, shard: Option<ShardId>, held_for: Use) -> Wish {
         let favourite = match held_for {
-            Use::Statement if self.opener.statements.fall_out() => Favourite::WorthAMoment,
+            Use::Statement if self.opener.statements.fall_out() => Favourite::WaitBriefly,
             Use::Statement | Use::Longer => Favourite::IfIdle,
         };
         Wish {
@@ -337,7 +337,7 @@ impl Pool {
         }
     }
 
-    /// Ends the connections that are in use; their calls get an error. Returns how many they are.
+    /// CancelLimits the connections that are in use; their calls get an error. Returns how many they are.
     pub(super) fn cut(&self) -> usize {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         drivers.iter().flatten().for_each(AbortHandle::abort);
@@ -440,14 +440,14 @@ struct Waiting<'a> {
 impl Waiting<'_> {
     /// Waits for the favourite for a moment, and then for any slot, until then at most.
     async fn end_for_favourite(mut self, until: Instant) -> Result<Grant<Box<Session>>, GetError> {
-        let moment = until.min(Instant::now() + MOMENT);
+        let moment = until.min(Instant::now() + FAVOURITE_WAIT);
         if let Ok(told) = timeout_at(moment, &mut self.receiver).await {
             self.ticket = None;
             return told.map_err(|_| GetError::Closed);
         }
         if let Some(ticket) = self.ticket {
             let mut slots = self.pool.lock();
-            let effects = slots.unwant(self.pool.number, ticket);
+            let effects = slots.accept_any(self.pool.number, ticket);
             follow(slots, effects);
         }
         self.end(until).await
@@ -463,7 +463,7 @@ impl Waiting<'_> {
         };
         let mut told = timeout_at(until - (wait_max - patience), &mut self.receiver).await;
         if told.is_err() && patience < wait_max {
-            self.insist();
+            self.escalate();
             told = timeout_at(until, &mut self.receiver).await;
         }
         match told {
@@ -479,10 +479,10 @@ impl Waiting<'_> {
         }
     }
 
-    fn insist(&self) {
+    fn escalate(&self) {
         let Some(ticket) = self.ticket else { return };
         let mut slots = self.pool.lock();
-        let effects = slots.insist(self.pool.number, ticket);
+        let effects = slots.escalate(self.pool.number, ticket);
         follow(slots, effects);
     }
 }

@@ -50,7 +50,7 @@ pub(super) enum Favourite {
     IfIdle,
     /// The call waits for it for a moment, where it would have to wait for some connection anyway,
     /// or nearly so.
-    WorthAMoment,
+    WaitBriefly,
 }
 
 /// What a call wants.

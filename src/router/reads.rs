@@ -14,7 +14,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::answer::{Answer, FirstRow};
-use super::call::{Call, Fault, call_span};
+use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::handle::Shard;
@@ -22,7 +22,7 @@ use super::pool_slots::Use;
 use super::queries::{Misfit, query_methods};
 use super::replica::{Standby, Why};
 use super::routing::Place;
-use super::session::{Failed, Prepare};
+use super::session::{Prepare, StatementError};
 use super::sql::{Rendered, Sql, SqlText};
 use super::stale::MoveSignal;
 use crate::map::ShardEpoch;
@@ -207,7 +207,7 @@ impl Reads<'_> {
         let result = call
             .limited(Box::pin(self.run_to_end(sql, params, &call)).as_mut())
             .await;
-        call.ended(&result, Fault::of);
+        call.ended(&result, CallFailure::of);
         result
     }
 
@@ -311,7 +311,7 @@ impl Reads<'_> {
 /// Whether the session may remember a signpost. It is not checked here whether an error is the
 /// application's own mistake, and such a mistake should not cost a connection. Only errors within a
 /// function have a CONTEXT, so other errors count only if a signpost gave them.
-fn remembers(failed: &Failed) -> bool {
+fn remembers(failed: &StatementError) -> bool {
     let within = failed
         .error
         .as_db_error()

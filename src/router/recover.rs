@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::error::{Error, LookUpError, Queue};
 use super::host::Host;
 use super::metrics::Reason;
-use super::ownership_lookup::{Answered, Mend};
+use super::ownership_lookup::{LookUpResult, Mend};
 use super::routing::{Inner, Place};
 use super::session::Lease;
 use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
@@ -44,7 +44,7 @@ pub(super) struct Recovery<'r> {
 }
 
 /// Where a shard was found that was given to a host which this router does not know.
-enum Found {
+enum PeerSearch {
     /// A host serves it, and that was learned.
     Here,
     /// Another host was given it later.
@@ -55,9 +55,9 @@ enum Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Takes a new snapshot and runs the statement again.
-    Again,
+    Retry,
     /// Gives the error to the application.
-    Own,
+    ApplicationError,
 }
 
 impl<'r> Recovery<'r> {
@@ -82,13 +82,16 @@ impl<'r> Recovery<'r> {
     ) -> Result<bool, Error> {
         let _waiting = self.enter(&place.host)?;
         let answered = self.ask(&place.host, signal).await?;
-        Ok(judge(signal, &answered.lookup, began.elapsed(), place.epoch) == Verdict::Own)
+        Ok(
+            judge(signal, &answered.lookup, began.elapsed(), place.epoch)
+                == Verdict::ApplicationError,
+        )
     }
 
     /// Returns when the statement that was sent to `place` at `began` is worth another try, or at
     /// once when it is not. Before it waits for the shard it closes the connection in `lease`,
     /// because the session may remember a signpost. It leaves the connection in place when the
-    /// answer is [`Next::Own`].
+    /// answer is [`Next::ApplicationError`].
     ///
     /// # Errors
     /// When the time for retries is over, or no host can be asked.
@@ -118,22 +121,22 @@ impl<'r> Recovery<'r> {
             {
                 place.host.metrics.fence(&place.host.name);
             }
-            if verdict == Verdict::Own {
-                return Ok(Next::Own);
+            if verdict == Verdict::ApplicationError {
+                return Ok(Next::ApplicationError);
             }
             self.reason = Reason::of(signal, &verdict);
             if let Some(lease) = lease.take() {
                 lease.discard();
             }
             match verdict {
-                Verdict::Own => return Ok(Next::Own),
+                Verdict::ApplicationError => return Ok(Next::ApplicationError),
                 Verdict::NotHere => {
                     return Err(Error::NotHere {
                         shard: self.shard,
                         host: place.host.name.clone(),
                     });
                 }
-                Verdict::Again { epoch } => {
+                Verdict::Retry { epoch } => {
                     self.learn(&place.host, epoch);
                     return self.again(&place.host).await;
                 }
@@ -171,15 +174,16 @@ impl<'r> Recovery<'r> {
     fn verdict(
         &mut self,
         signal: MoveSignal,
-        answered: &Answered,
+        answered: &LookUpResult,
         ran: Duration,
         expected: ShardEpoch,
     ) -> Verdict {
         let verdict = judge(signal, &answered.lookup, ran, expected);
         let contradicted = signal == MoveSignal::Signpost
-            && judge(MoveSignal::Relative, &answered.lookup, ran, expected) == Verdict::Own;
+            && judge(MoveSignal::Ambiguous, &answered.lookup, ran, expected)
+                == Verdict::ApplicationError;
         match contradicted && std::mem::replace(&mut self.contradicted, true) {
-            true => Verdict::Own,
+            true => Verdict::ApplicationError,
             false => verdict,
         }
     }
@@ -212,8 +216,8 @@ impl<'r> Recovery<'r> {
             let Some(host) = self.router.host(&peer) else {
                 // It may have left the cluster since, and its shards before it.
                 match self.search(epoch).await {
-                    Some(Found::Here) => return Ok(true),
-                    Some(Found::Onward(next, at, key)) => {
+                    Some(PeerSearch::Here) => return Ok(true),
+                    Some(PeerSearch::Onward(next, at, key)) => {
                         (peer, epoch, token) = (next, at, key);
                         continue;
                     }
@@ -252,28 +256,28 @@ impl<'r> Recovery<'r> {
 
     /// Queries every host that this router knows for a shard that was given to one that it does not
     /// know. The latest that is later than `epoch` counts; a host that does not answer is left out.
-    fn search(&self, epoch: ShardEpoch) -> BoxFuture<'_, Option<Found>> {
+    fn search(&self, epoch: ShardEpoch) -> BoxFuture<'_, Option<PeerSearch>> {
         Box::pin(async move {
             let hosts: Vec<Arc<Host>> = self.router.hosts.load().values().cloned().collect();
             let asked = hosts.iter().map(|host| async move {
                 let answered = self.ask(host, MoveSignal::Signpost).await.ok()?;
                 Some((host, judge_peer(epoch.next(), &answered.lookup)))
             });
-            let mut latest: Option<(ShardEpoch, Found)> = None;
+            let mut latest: Option<(ShardEpoch, PeerSearch)> = None;
             for (host, verdict) in join_all(asked).await.into_iter().flatten() {
                 let (at, found) = match verdict {
-                    PeerVerdict::Here { epoch } => (epoch, Found::Here),
+                    PeerVerdict::Here { epoch } => (epoch, PeerSearch::Here),
                     PeerVerdict::Onward { peer, epoch, token }
                         if self.router.host(&peer).is_some() =>
                     {
-                        (epoch, Found::Onward(peer, epoch, token))
+                        (epoch, PeerSearch::Onward(peer, epoch, token))
                     }
                     _ => continue,
                 };
                 if latest.as_ref().is_some_and(|(latest, _)| *latest >= at) {
                     continue;
                 }
-                if let Found::Here = found {
+                if let PeerSearch::Here = found {
                     self.learn(host, at);
                 }
                 latest = Some((at, found));
@@ -300,7 +304,7 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    async fn ask(&self, host: &Host, signal: MoveSignal) -> Result<Answered, Error> {
+    async fn ask(&self, host: &Host, signal: MoveSignal) -> Result<LookUpResult, Error> {
         let asked = host.ownership_lookups.ask(host, self.shard, signal).await;
         asked.map_err(|source| Error::LookUp {
             shard: self.shard,
@@ -311,7 +315,7 @@ impl<'r> Recovery<'r> {
 
     /// Expires a fence or opens a shard; true if this call did it. When the server refuses,
     /// somebody else is at it.
-    async fn mend(&self, host: &Host, seen: &Answered, mend: Mend) -> Result<bool, Error> {
+    async fn mend(&self, host: &Host, seen: &LookUpResult, mend: Mend) -> Result<bool, Error> {
         match host
             .ownership_lookups
             .mend(host, self.shard, seen.asked, mend)
@@ -356,7 +360,7 @@ impl<'r> Recovery<'r> {
         if self.rounds > 1 {
             self.wait(host, "it answers as if it had moved").await?;
         }
-        Ok(Next::Again)
+        Ok(Next::Retry)
     }
 
     async fn wait(&mut self, host: &Host, reason: &str) -> Result<(), Error> {

@@ -92,7 +92,7 @@ pub(super) struct Standby {
 
 /// The state of a connection's server at its last check.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shown {
+pub(super) struct StandbyState {
     /// The server shows all that was committed by then. `None`: it is not known how old its data
     /// is.
     fresh_at: Option<Instant>,
@@ -100,7 +100,7 @@ pub(super) struct Shown {
     replayed: u64,
 }
 
-impl Shown {
+impl StandbyState {
     fn is_enough(self, position: Option<u64>, lag_max: Duration) -> bool {
         let is_fresh = self.fresh_at.is_some_and(|at| at.elapsed() <= lag_max);
         is_fresh && position.is_none_or(|position| position <= self.replayed)
@@ -244,7 +244,7 @@ impl Replicas {
     /// # Errors
     /// Why not. With [`Why::Failed`] the server has not answered, and the connection may be closed.
     pub(super) async fn shows(&self, lease: &mut Lease, position: Option<u64>) -> Result<(), Why> {
-        let why = |shown: Shown| match position {
+        let why = |shown: StandbyState| match position {
             Some(position) if shown.replayed < position => Why::Behind,
             _ => Why::Lagging,
         };
@@ -271,7 +271,7 @@ impl Replicas {
                 .is_none_or(|primary| *primary == identity);
             own.then(|| primary.fresh_at(replayed)).flatten()
         };
-        let shown = Shown { fresh_at, replayed };
+        let shown = StandbyState { fresh_at, replayed };
         *lease
             .session()
             .shown

@@ -12,16 +12,16 @@ use tokio_postgres::{Client, Row};
 
 use super::Router;
 use super::answer::{Answer, FirstRow, unsupported};
-use super::call::Fault;
+use super::call::CallFailure;
 use super::error::{Error, Expected};
-use super::failure::is_lost;
 use super::from_row::FromRow;
 use super::handle::{NEXT_IDS, reserved};
+use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::queries::{Misfit, query_methods};
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
-use super::session::{End, Failed, Lease, Prepare};
+use super::session::{CommitOrRollback, Lease, Prepare, StatementError};
 use super::sql::{Rendered, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
@@ -43,19 +43,19 @@ struct Running {
     /// The epoch at which the host served the shard when the transaction began.
     epoch: ShardEpoch,
     prepare: Prepare,
-    named: Named,
+    named: TableNaming,
     state: Mutex<TransactionState>,
     /// Whether a savepoint was given up before its end.
     broken: AtomicBool,
     /// Whether nobody waits for the transaction any more.
     given_up: watch::Sender<bool>,
     /// What the last statement that failed on [`Transaction::client`] had met.
-    lent: StdMutex<Option<Fault>>,
+    lent: StdMutex<Option<CallFailure>>,
 }
 
 /// How statements name the shard's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum TableNaming {
     InFull,
     BySearchPath,
 }
@@ -63,7 +63,7 @@ pub(super) enum Named {
 struct TransactionState {
     /// `None` once the closure has returned.
     lease: Option<Lease>,
-    noted: Noted,
+    noted: StatementNotes,
     /// How many savepoints were set so far.
     savepoints: u32,
     /// The savepoints that are open, the outermost first.
@@ -79,7 +79,7 @@ const REST_MAX: Duration = Duration::from_secs(1);
 
 /// What was noted of a transaction's statements.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Noted {
+pub(super) struct StatementNotes {
     /// The worst sign of a move that they have met. No ROLLBACK TO takes that back.
     pub(super) signal: Option<MoveSignal>,
     /// The session may remember a signpost.
@@ -91,19 +91,19 @@ pub(super) struct Noted {
     /// The server refused to write.
     pub(super) read_only: bool,
     /// What the last one that failed had met, unless one has succeeded since.
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<CallFailure>,
 }
 
 /// What is left of a transaction when its closure has returned.
-pub(super) struct Ended {
+pub(super) struct ClosedTransaction {
     pub(super) lease: Option<Lease>,
-    pub(super) noted: Noted,
+    pub(super) noted: StatementNotes,
 }
 
-/// Ends a transaction that its caller has given up: no clone keeps its connection, nor its locks.
-pub(super) struct EndsWith(Transaction);
+/// CancelLimits a transaction that its caller has given up: no clone keeps its connection, nor its locks.
+pub(super) struct TransactionGuard(Transaction);
 
-impl Drop for EndsWith {
+impl Drop for TransactionGuard {
     fn drop(&mut self) {
         let running = &self.0.0;
         // A statement that waits for its answer hears of this, and drops the connection itself.
@@ -120,11 +120,11 @@ impl Transaction {
         shard: ShardId,
         place: &Place,
         lease: Lease,
-        (prepare, named): (Prepare, Named),
+        (prepare, named): (Prepare, TableNaming),
     ) -> Transaction {
         let state = TransactionState {
             lease: Some(lease),
-            noted: Noted::default(),
+            noted: StatementNotes::default(),
             savepoints: 0,
             open: Vec::new(),
             awaited: false,
@@ -143,12 +143,12 @@ impl Transaction {
         }))
     }
 
-    pub(super) fn ends_with(&self) -> EndsWith {
-        EndsWith(self.clone())
+    pub(super) fn guard(&self) -> TransactionGuard {
+        TransactionGuard(self.clone())
     }
 
     /// Takes the connection away from the closure and from all clones.
-    pub(super) async fn end(&self) -> Ended {
+    pub(super) async fn end(&self) -> ClosedTransaction {
         let mut state = self.0.state.lock().await;
         self.settle(&mut state).await;
         let mut lease = state.lease.take();
@@ -162,7 +162,7 @@ impl Transaction {
         noted.fault = noted.fault.or(lent);
         noted.failed |=
             self.0.broken.load(Ordering::Relaxed) || lease.as_ref().is_none_or(Lease::is_unsettled);
-        Ended { lease, noted }
+        ClosedTransaction { lease, noted }
     }
 
     /// The shard.
@@ -218,7 +218,7 @@ impl Transaction {
         self.settle(&mut state).await;
         self.usable(&state)?;
         self.still_here(&mut state)?;
-        state.noted.signal = state.noted.signal.or(Some(MoveSignal::Relative));
+        state.noted.signal = state.noted.signal.or(Some(MoveSignal::Ambiguous));
         if let Some(lease) = &state.lease {
             lease.session().set_dirty();
         }
@@ -251,7 +251,7 @@ impl Transaction {
             },
         };
         let mut lent = self.0.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        *lent = Some(Fault::of(&error));
+        *lent = Some(CallFailure::of(&error));
         error
     }
 
@@ -336,9 +336,9 @@ impl Transaction {
         let open = self.open().await?;
         let result = savepoint::within(&open, work).await;
         let end = if result.is_ok() {
-            End::Commit
+            CommitOrRollback::Commit
         } else {
-            End::RollBack
+            CommitOrRollback::RollBack
         };
         let closed = self.close(open, end).await;
         if result.is_ok() {
@@ -360,7 +360,7 @@ impl Transaction {
     }
 
     /// Keeps what was done since the savepoint, or undoes it.
-    async fn close(&self, open: Savepoint<'_>, end: End) -> Result<(), Error> {
+    async fn close(&self, open: Savepoint<'_>, end: CommitOrRollback) -> Result<(), Error> {
         let mut state = self.0.state.lock().await;
         self.settle(&mut state).await;
         let number = open.number();
@@ -373,8 +373,8 @@ impl Transaction {
         }
         let release = format!("RELEASE pgshard_{number}");
         let kept = match end {
-            End::Commit => Some(self.control(&mut state, &release).await),
-            End::RollBack => None,
+            CommitOrRollback::Commit => Some(self.control(&mut state, &release).await),
+            CommitOrRollback::RollBack => None,
         };
         if !matches!(kept, Some(Ok(()))) {
             self.control(&mut state, &format!("ROLLBACK TO pgshard_{number}"))
@@ -512,14 +512,15 @@ impl Transaction {
         } = &*self.0;
         let shard = *shard;
         let rendered = match named {
-            Named::InFull => Rendered::new(sql, router.prefix(), shard),
-            Named::BySearchPath => Rendered::by_search_path(sql, router.prefix(), shard),
+            TableNaming::InFull => Rendered::new(sql, router.prefix(), shard),
+            TableNaming::BySearchPath => Rendered::by_search_path(sql, router.prefix(), shard),
         };
         let Some(lease) = &mut state.lease else {
             return Err(Error::TransactionEnded { shard });
         };
         let ran = lease.run(rendered, params, *prepare).await;
-        let lost = |failed: &Failed, lease: &Lease| failed.lost(&lease.session().connection);
+        let lost =
+            |failed: &StatementError, lease: &Lease| failed.lost(&lease.session().connection);
         let noted = &mut state.noted;
         match ran {
             Ok(answer) => {
@@ -529,13 +530,13 @@ impl Transaction {
                 noted.fault = None;
                 // This is only believed when the host says that it served the shard.
                 if sql.asks_about_names() {
-                    noted.signal = noted.signal.or(Some(MoveSignal::Relative));
+                    noted.signal = noted.signal.or(Some(MoveSignal::Ambiguous));
                 }
                 Ok(answer)
             }
             Err(failed) if lost(&failed, lease) => {
                 noted.failed = true;
-                noted.fault = Some(Fault::new(Outcome::Cluster));
+                noted.fault = Some(CallFailure::new(Outcome::Cluster));
                 Err(Error::ConnectionLost {
                     shard,
                     host: host.clone(),
@@ -563,7 +564,7 @@ impl Transaction {
                     may_have_run: false,
                     source: failed.error.into(),
                 };
-                noted.fault = Some(Fault::of(&error));
+                noted.fault = Some(CallFailure::of(&error));
                 Err(error)
             }
         }

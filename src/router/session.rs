@@ -14,18 +14,18 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type, WrongType};
 use tokio_postgres::{Client, Statement};
 
+use super::abandoned::{self, CancelLimits};
 use super::answer::Answer;
 use super::circuit::Circuit;
-use super::ending::{self, Ends};
-use super::failure::{Origin, is_lost};
 use super::options::Recycle;
+use super::origin::{Origin, is_lost};
 use super::pool::Slot;
-use super::replica::Shown;
+use super::replica::StandbyState;
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use super::statements::{Look, StatementCache};
-use super::unnamed::{self, Learned};
+use super::unnamed::{self, LearnedTypes};
 use crate::pg::Connection;
 
 /// Undoes everything that a session can have been left with, but keeps the driver's own prepared
@@ -53,11 +53,11 @@ pub(super) enum Statements {
     /// `fall_out`: whether more are in use than the sessions keep, so that each keeps others.
     Named {
         max: usize,
-        learned: Arc<Learned>,
+        learned: Arc<LearnedTypes>,
         fall_out: Arc<AtomicBool>,
     },
     /// Without names.
-    Unnamed(Arc<Learned>),
+    Unnamed(Arc<LearnedTypes>),
 }
 
 impl Statements {
@@ -73,19 +73,19 @@ impl Statements {
 /// A connection and its prepared statements.
 pub(super) struct Session {
     pub(super) connection: Connection,
-    statements: Prepared,
+    statements: SessionStatements,
     /// Whether something of its user may be left in the session.
     dirty: AtomicBool,
     /// Whether it was borrowed as the favourite of its user's shard.
     pub(super) is_favourite: bool,
     /// The server's state at its last check, if it is a standby.
-    pub(super) shown: Mutex<Option<Shown>>,
+    pub(super) shown: Mutex<Option<StandbyState>>,
     /// The circuit's generation when the session was opened.
     pub(super) generation: u32,
     pub(super) circuit: Arc<Circuit>,
     recycle: Recycle,
     recycle_max: Duration,
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<CancelLimits>,
     /// From this time on it is not used again, however well it works. `None`: there is no such
     /// time.
     ends_at: Option<Instant>,
@@ -94,7 +94,7 @@ pub(super) struct Session {
 }
 
 /// What a session is made from.
-pub(super) struct Opened {
+pub(super) struct OpenedConnection {
     pub(super) connection: Connection,
     pub(super) statements: Statements,
     /// The circuit's generation when the connection was requested.
@@ -102,20 +102,20 @@ pub(super) struct Opened {
     pub(super) circuit: Arc<Circuit>,
     pub(super) recycle: Recycle,
     pub(super) recycle_max: Duration,
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<CancelLimits>,
     pub(super) ends_at: Option<Instant>,
 }
 
-enum Prepared {
-    Named(Named),
-    Unnamed(Arc<Learned>),
+enum SessionStatements {
+    Named(NamedStatements),
+    Unnamed(Arc<LearnedTypes>),
 }
 
 /// The statements that a session keeps, and what is known of those that it does not.
-struct Named {
+struct NamedStatements {
     /// By template and shard. Never locked across a wait.
     kept: Mutex<StatementCache<Statement>>,
-    learned: Arc<Learned>,
+    learned: Arc<LearnedTypes>,
     fall_out: Arc<AtomicBool>,
 }
 
@@ -123,11 +123,11 @@ struct Named {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prepare {
     Once,
-    Anew,
+    Again,
 }
 
 /// A statement that failed.
-pub(super) struct Failed {
+pub(super) struct StatementError {
     pub(super) error: tokio_postgres::Error,
     /// It had been prepared earlier, so that what it was prepared for may have changed since.
     pub(super) prepared_before: bool,
@@ -135,7 +135,7 @@ pub(super) struct Failed {
     pub(super) sent: bool,
 }
 
-impl Failed {
+impl StatementError {
     /// Whether the connection is gone, with the statement or before it.
     pub(super) fn lost(&self, connection: &Client) -> bool {
         match Origin::of(&self.error) {
@@ -166,7 +166,7 @@ impl Failed {
     /// of the application, or before its shard went away and came back.
     pub(super) fn may_be_outdated(&self) -> bool {
         let code = self.error.code().map(|code| code.code());
-        let relative = || MoveSignal::of(&self.error) == Some(MoveSignal::Relative);
+        let relative = || MoveSignal::of(&self.error) == Some(MoveSignal::Ambiguous);
         self.prepared_before && (code == Some("26000") || relative() || self.is_of_another_type())
     }
 
@@ -182,7 +182,7 @@ impl Failed {
     pub(super) fn may_be_remembered(&self) -> bool {
         match MoveSignal::of(&self.error) {
             None => false,
-            Some(MoveSignal::Relative) => true,
+            Some(MoveSignal::Ambiguous) => true,
             Some(MoveSignal::Signpost) => {
                 let context = self.error.as_db_error().and_then(|error| error.where_());
                 context.is_none_or(|context| context.lines().count() > 3)
@@ -192,18 +192,18 @@ impl Failed {
 }
 
 impl Session {
-    pub(super) fn new(opened: Opened) -> Session {
+    pub(super) fn new(opened: OpenedConnection) -> Session {
         let statements = match opened.statements {
             Statements::Named {
                 max,
                 learned,
                 fall_out,
-            } => Prepared::Named(Named {
+            } => SessionStatements::Named(NamedStatements {
                 kept: Mutex::new(StatementCache::new(max)),
                 learned,
                 fall_out,
             }),
-            Statements::Unnamed(learned) => Prepared::Unnamed(learned),
+            Statements::Unnamed(learned) => SessionStatements::Unnamed(learned),
         };
         Session {
             connection: opened.connection,
@@ -250,17 +250,17 @@ impl Session {
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
         in_transaction: bool,
-    ) -> Result<A, Failed> {
-        let leaves = statement.leaves() || self.recycle == Recycle::Clean;
+    ) -> Result<A, StatementError> {
+        let leaves = statement.may_change_session() || self.recycle == Recycle::Clean;
         // What is rare is in boxes: the future of every call would contain it.
         match &self.statements {
-            Prepared::Named(statements) => {
+            SessionStatements::Named(statements) => {
                 if leaves {
                     self.set_dirty();
                 }
                 self.run_named(statements, statement, params, prepare).await
             }
-            Prepared::Unnamed(learned)
+            SessionStatements::Unnamed(learned)
                 if leaves
                     && !in_transaction
                     && !A::STREAMS
@@ -287,7 +287,7 @@ impl Session {
                     answer => answer,
                 }
             }
-            Prepared::Unnamed(learned) => {
+            SessionStatements::Unnamed(learned) => {
                 if leaves {
                     self.set_dirty();
                 }
@@ -306,7 +306,7 @@ impl Session {
 
     /// Whether it may lead to a pooler, which gives each transaction another session of the server.
     pub(super) fn is_pooled(&self) -> bool {
-        matches!(self.statements, Prepared::Unnamed(_))
+        matches!(self.statements, SessionStatements::Unnamed(_))
     }
 
     /// Notes that something of its user may be left in it.
@@ -343,30 +343,31 @@ impl Session {
 
     /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because
     /// another client gets it next.
-    fn ending(&self, end: End) -> &'static str {
-        let with_session = self.is_dirty() && matches!(self.statements, Prepared::Unnamed(_));
+    fn ending(&self, end: CommitOrRollback) -> &'static str {
+        let with_session =
+            self.is_dirty() && matches!(self.statements, SessionStatements::Unnamed(_));
         match (end, with_session) {
-            (End::Commit, false) => COMMIT,
-            (End::Commit, true) => CLEAN_AND_COMMIT,
-            (End::RollBack, false) => "ROLLBACK",
-            (End::RollBack, true) => ROLLBACK_AND_CLEAN,
+            (CommitOrRollback::Commit, false) => COMMIT,
+            (CommitOrRollback::Commit, true) => CLEAN_AND_COMMIT,
+            (CommitOrRollback::RollBack, false) => "ROLLBACK",
+            (CommitOrRollback::RollBack, true) => ROLLBACK_AND_CLEAN,
         }
     }
 
     /// Records that a transaction was ended as [`Session::ending`] requires.
     fn ended(&self) {
-        if matches!(self.statements, Prepared::Unnamed(_)) {
+        if matches!(self.statements, SessionStatements::Unnamed(_)) {
             self.dirty.store(false, Ordering::Relaxed);
         }
     }
 
     async fn run_named<A: Answer>(
         &self,
-        statements: &Named,
+        statements: &NamedStatements,
         sql: Rendered<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
-    ) -> Result<A, Failed> {
+    ) -> Result<A, StatementError> {
         let look = match prepare {
             Prepare::Once => {
                 let mut kept = lock(&statements.kept);
@@ -378,7 +379,7 @@ impl Session {
                 }
                 look
             }
-            Prepare::Anew => Look::ToKeep,
+            Prepare::Again => Look::ToKeep,
         };
         let (statement, prepared_before) = match look {
             Look::Kept(statement) => (statement, true),
@@ -402,7 +403,7 @@ impl Session {
         A::ask(&self.connection, &statement, params)
             .await
             .map_err(|error| {
-                let failed = Failed {
+                let failed = StatementError {
                     error,
                     prepared_before,
                     sent: true,
@@ -415,9 +416,13 @@ impl Session {
     }
 
     /// Prepares a statement and keeps it.
-    async fn keep(&self, statements: &Named, sql: Rendered<'_>) -> Result<Statement, Failed> {
+    async fn keep(
+        &self,
+        statements: &NamedStatements,
+        sql: Rendered<'_>,
+    ) -> Result<Statement, StatementError> {
         let prepared = self.connection.prepare(&sql.text()).await;
-        let prepared = prepared.map_err(|error| Failed {
+        let prepared = prepared.map_err(|error| StatementError {
             error,
             prepared_before: false,
             sent: false,
@@ -430,9 +435,12 @@ impl Session {
 
     /// Prepares a statement for later runs, and returns the types of its parameters. `None` when
     /// statements have no names.
-    pub(super) async fn prepare(&self, sql: Rendered<'_>) -> Result<Option<Vec<Type>>, Failed> {
+    pub(super) async fn prepare(
+        &self,
+        sql: Rendered<'_>,
+    ) -> Result<Option<Vec<Type>>, StatementError> {
         match &self.statements {
-            Prepared::Named(statements) => {
+            SessionStatements::Named(statements) => {
                 let known = lock(&statements.kept).get(sql);
                 let statement = match known {
                     Some(statement) => statement,
@@ -440,21 +448,21 @@ impl Session {
                 };
                 Ok(Some(statement.params().to_vec()))
             }
-            Prepared::Unnamed(_) => Ok(None),
+            SessionStatements::Unnamed(_) => Ok(None),
         }
     }
 
     /// Whether several statements may be on their way at a time. Without names, a statement may be
     /// a transaction of its own, and no other statement may end up in that.
     pub(super) fn can_pipeline(&self) -> bool {
-        matches!(self.statements, Prepared::Named(_))
+        matches!(self.statements, SessionStatements::Named(_))
     }
 
     /// Whether this statement is prepared on the connection.
     pub(super) fn has(&self, sql: Rendered<'_>) -> bool {
         match &self.statements {
-            Prepared::Named(statements) => lock(&statements.kept).contains(sql),
-            Prepared::Unnamed(_) => false,
+            SessionStatements::Named(statements) => lock(&statements.kept).contains(sql),
+            SessionStatements::Unnamed(_) => false,
         }
     }
 }
@@ -503,7 +511,7 @@ pub(super) const CLEAN_AND_COMMIT: &str = concat!(
 
 /// How a transaction is to end.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum End {
+pub(super) enum CommitOrRollback {
     Commit,
     RollBack,
 }
@@ -536,14 +544,14 @@ impl Lease {
         statement: Rendered<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
-    ) -> Result<A, Failed> {
+    ) -> Result<A, StatementError> {
         self.answers = Answers::Awaited;
         let answer = self
             .session()
             .run(statement, params, prepare, self.in_transaction)
             .await;
         // No other caller may meet the rest of such an answer.
-        let unexpected = answer.as_ref().is_err_and(Failed::is_unexpected);
+        let unexpected = answer.as_ref().is_err_and(StatementError::is_unexpected);
         self.answers = if unexpected {
             Answers::Ending
         } else {
@@ -567,7 +575,7 @@ impl Lease {
         let session = self.session();
         let Err(error) = session
             .connection
-            .batch_execute(session.ending(End::Commit))
+            .batch_execute(session.ending(CommitOrRollback::Commit))
             .await
         else {
             session.ended();
@@ -587,7 +595,7 @@ impl Lease {
         let session = self.session();
         session
             .connection
-            .batch_execute(session.ending(End::RollBack))
+            .batch_execute(session.ending(CommitOrRollback::RollBack))
             .await?;
         session.ended();
         (self.answers, self.in_transaction) = (Answers::Settled, false);
@@ -646,9 +654,9 @@ impl Drop for Lease {
             Answers::Settled if session.is_dirty() => clean(session, slot),
             Answers::Settled => slot.give_back(session),
             Answers::Ending => close(session, slot),
-            Answers::Awaited => ending::end_on_server(session, slot, Duration::ZERO),
+            Answers::Awaited => abandoned::end_on_server(session, slot, Duration::ZERO),
             Answers::Unknown if session.is_pooled() => {
-                ending::end_on_server(session, slot, ending::GRACE)
+                abandoned::end_on_server(session, slot, abandoned::GRACE)
             }
             Answers::Unknown => clean(session, slot),
         }
@@ -676,7 +684,7 @@ fn clean(session: Box<Session>, slot: Slot) {
         if session.clean().await {
             slot.give_back(session)
         } else {
-            ending::end_on_server(session, slot, Duration::ZERO)
+            abandoned::end_on_server(session, slot, Duration::ZERO)
         }
     });
 }

@@ -10,7 +10,7 @@
 //! Where the prepared statements of a connection are too few for all shards, a call prefers its
 //! favourite: the connection that has already prepared its statement. It waits for it while that
 //! connection and nearly all others are busy ([`Slots::ask`]). The caller of this module bounds
-//! that wait ([`Slots::unwant`]).
+//! that wait ([`Slots::accept_any`]).
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to
 //! open another one. When the limit is reached, a connection of another pool is closed for it only
@@ -51,7 +51,7 @@ pub(super) struct Slots<C, W> {
 /// The answer to a request for a slot.
 pub(super) enum SlotAnswer<C> {
     Granted(Grant<C>),
-    /// The call must wait. With the ticket it can insist, or cancel.
+    /// The call must wait. With the ticket it can escalate, or cancel.
     Waits(u64),
     /// The call waits for its favourite. With the ticket it can want another after all, or cancel.
     WaitsForFavourite(u64),
@@ -208,7 +208,7 @@ impl<C, W> Slots<C, W> {
 
     /// The call with this ticket has waited long enough for its own pool: it also takes what
     /// another pool has no use for.
-    pub(super) fn insist(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
+    pub(super) fn escalate(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
         if let Some(waiter) = self.pools[pool]
             .waiting
             .iter_mut()
@@ -222,7 +222,7 @@ impl<C, W> Slots<C, W> {
     /// The call with this ticket has waited long enough for its favourite, and so have all others
     /// that wait for the same connection. From now on they accept any connection, and no other call
     /// starts to wait for this one until its current call is done.
-    pub(super) fn unwant(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
+    pub(super) fn accept_any(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
         if let Some(slot) = self.pools[pool].wanted_by(ticket) {
             self.pools[pool].takes_longer(slot);
             self.waiting += self.pools[pool].release(slot);
@@ -416,7 +416,7 @@ mod tests {
         Wish {
             shard: Some(shard),
             held_for: Use::Statement,
-            favourite: Favourite::WorthAMoment,
+            favourite: Favourite::WaitBriefly,
         }
     }
 
@@ -471,7 +471,7 @@ mod tests {
         assert!(!slots.cancel(first, waits), "it was granted");
         // A call that waits for long takes it all the same.
         let waits = ticket(slots.ask(first, ANY, || 8).0);
-        let effects = slots.insist(first, waits);
+        let effects = slots.escalate(first, waits);
         assert_eq!(
             (effects.grants, effects.closed),
             (
@@ -678,7 +678,7 @@ mod tests {
         );
         assert!(!slots.cancel(pool, first));
         // One call has waited long enough: it takes any connection, and so do the calls behind it.
-        let effects = slots.unwant(pool, third);
+        let effects = slots.accept_any(pool, third);
         assert_eq!(
             effects.grants,
             [(
@@ -990,7 +990,7 @@ mod tests {
                         .values()
                         .nth(at % self.waiting.len())
                         .expect("one of them");
-                    let effects = self.slots.unwant(pool, ticket);
+                    let effects = self.slots.accept_any(pool, ticket);
                     assert_eq!(self.slots.pools[pool].wanted_by(ticket), None);
                     self.follow(effects);
                 }
@@ -1033,7 +1033,7 @@ mod tests {
                         .values()
                         .nth(at % self.waiting.len())
                         .expect("one of them");
-                    let effects = self.slots.insist(pool, ticket);
+                    let effects = self.slots.escalate(pool, ticket);
                     self.follow(effects);
                 }
                 Step::CloseIdle(pool, rest) => {

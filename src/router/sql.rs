@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use lru::LruCache;
 
 use super::options::Selects;
-use super::remains;
+use super::session_effects;
 use super::statement_class::StatementClass;
 use crate::pg::Template;
 use crate::shard::{SchemaPrefix, ShardId};
@@ -29,7 +29,7 @@ pub struct Sql {
 struct Parsed {
     template: Template,
     class: StatementClass,
-    leaves: bool,
+    may_change_session: bool,
     asks_about_names: bool,
     /// The text as it was given: the same for every shard.
     text: Box<str>,
@@ -136,8 +136,8 @@ impl<'a> Rendered<'a> {
     }
 
     /// Whether something of it may be left in the session.
-    pub(super) fn leaves(self) -> bool {
-        self.sql.parsed.leaves
+    pub(super) fn may_change_session(self) -> bool {
+        self.sql.parsed.may_change_session
     }
 
     pub(super) fn class(self) -> StatementClass {
@@ -153,8 +153,8 @@ impl Sql {
         let parsed = Parsed {
             template: Template::new(sql),
             class,
-            leaves: remains::leaves(sql, class),
-            asks_about_names: remains::asks_about_names(sql),
+            may_change_session: session_effects::may_change_session(sql, class),
+            asks_about_names: session_effects::asks_about_names(sql),
             text: sql.into(),
             hash: hash(sql),
         };
@@ -193,8 +193,8 @@ impl Sql {
     }
 
     /// Whether it may leave something in its session.
-    pub(super) fn leaves(&self) -> bool {
-        self.parsed.leaves
+    pub(super) fn may_change_session(&self) -> bool {
+        self.parsed.may_change_session
     }
 
     /// Whether its first word is one that queries begin with. A statement that begins with WITH can

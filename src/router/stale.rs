@@ -21,7 +21,7 @@ pub(super) enum MoveSignal {
     Signpost,
     /// A name is missing, or resolves to something else than before. Either the application made a
     /// mistake, or there is a signpost that cannot respond as one.
-    Relative,
+    Ambiguous,
 }
 
 impl MoveSignal {
@@ -36,7 +36,7 @@ impl MoveSignal {
         if state::is_signpost(error) {
             Some(MoveSignal::Signpost)
         } else if state::may_be_moved(error) || names_what_is_gone(error) || wrong_type() {
-            Some(MoveSignal::Relative)
+            Some(MoveSignal::Ambiguous)
         } else {
             None
         }
@@ -79,9 +79,9 @@ pub(super) enum OwnershipState {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     /// The host serves the shard: run it there again, at this epoch.
-    Again { epoch: ShardEpoch },
+    Retry { epoch: ShardEpoch },
     /// The error is the application's.
-    Own,
+    ApplicationError,
     /// The shard is closed for a moment.
     Wait,
     /// The shard is closed, and its fence's deadline has passed: open it again.
@@ -120,9 +120,9 @@ pub(super) fn judge(
         OwnershipState::Serving => {
             let disturbed = row.last_fence_ago.is_some_and(|ago| ago <= ran + MARGIN);
             if signal == MoveSignal::Signpost || disturbed || row.epoch > expected {
-                Verdict::Again { epoch: row.epoch }
+                Verdict::Retry { epoch: row.epoch }
             } else {
-                Verdict::Own
+                Verdict::ApplicationError
             }
         }
         OwnershipState::Fenced { overdue: false } => Verdict::Wait,
@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn after_a_failed_statement() {
-        use MoveSignal::{Relative, Signpost};
-        let again = |at| Verdict::Again { epoch: epoch(at) };
+        use MoveSignal::{Ambiguous, Signpost};
+        let again = |at| Verdict::Retry { epoch: epoch(at) };
         let ask = |at| Verdict::Ask {
             peer: "b".to_owned(),
             epoch: epoch(at),
@@ -220,56 +220,56 @@ mod tests {
         // The statement ran for 10 ms and was sent at epoch 3.
         for (signal, row, incoming, verdict) in [
             (
-                Relative,
+                Ambiguous,
                 row(OwnershipState::Serving, 3, None),
                 None,
-                Verdict::Own,
+                Verdict::ApplicationError,
             ),
             (
-                Relative,
+                Ambiguous,
                 row(OwnershipState::Serving, 3, Some(60_000)),
                 None,
-                Verdict::Own,
+                Verdict::ApplicationError,
             ),
             (
-                Relative,
+                Ambiguous,
                 row(OwnershipState::Serving, 3, Some(5)),
                 None,
                 again(3),
             ),
             (
-                Relative,
+                Ambiguous,
                 row(OwnershipState::Serving, 3, Some(40)),
                 None,
                 again(3),
             ),
             (
-                Relative,
+                Ambiguous,
                 row(OwnershipState::Serving, 5, Some(60_000)),
                 None,
                 again(5),
             ),
             (
-                Relative,
+                Ambiguous,
                 row(OwnershipState::Serving, 2, Some(60_000)),
                 None,
-                Verdict::Own,
+                Verdict::ApplicationError,
             ),
             (
-                Relative,
+                Ambiguous,
                 row(fenced(false), 3, Some(5)),
                 None,
                 Verdict::Wait,
             ),
             (
-                Relative,
+                Ambiguous,
                 row(fenced(true), 3, Some(5)),
                 None,
                 Verdict::Expire,
             ),
-            (Relative, row(moved("b"), 4, Some(60_000)), None, ask(4)),
-            (Relative, None, None, Verdict::NotHere),
-            (Relative, None, Some(4), Verdict::Wait),
+            (Ambiguous, row(moved("b"), 4, Some(60_000)), None, ask(4)),
+            (Ambiguous, None, None, Verdict::NotHere),
+            (Ambiguous, None, Some(4), Verdict::Wait),
             (
                 Signpost,
                 row(OwnershipState::Serving, 3, None),

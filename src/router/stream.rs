@@ -14,7 +14,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, CopyOutStream, Error as PgError, Row, Statement};
 
 use super::answer::Answer;
-use super::call::{Call, Fault, call_span};
+use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
 use super::handle::Shard;
 use super::options::{PrepareMode, Recycle};
@@ -153,7 +153,7 @@ impl Shard<'_> {
             return Err(Error::NotARead { shard: self.id() });
         }
         let text = SqlText::from(&sql);
-        let leaves = sql.leaves() || inner.options.recycle == Recycle::Clean;
+        let leaves = sql.may_change_session() || inner.options.recycle == Recycle::Clean;
         if sql.asks_about_names() || leaves && self.is_pooled()? {
             let rows = self.query(text, params).await?;
             return Ok(RowStream(Rows {
@@ -166,7 +166,7 @@ impl Shard<'_> {
         }
         let call = Call::new(self, call_span!("pgshard.stream", self.id()));
         let opened = call.limited(pin!(self.opened(&text, params, &call))).await;
-        call.ended(&opened, Fault::of);
+        call.ended(&opened, CallFailure::of);
         opened.map(RowStream)
     }
 
@@ -227,7 +227,7 @@ impl Shard<'_> {
         let call = Call::new(self, call_span!("pgshard.stream", shard));
         let text = SqlText::from(&sql);
         let opened = call.limited(pin!(self.opened(&text, &[], &call))).await;
-        call.ended(&opened, Fault::of);
+        call.ended(&opened, CallFailure::of);
         opened.map(CopyOut)
     }
 

@@ -8,15 +8,15 @@ use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 
 use super::Router;
-use super::call::{Call, Fault, call_span};
+use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
-use super::failure::is_lost;
 use super::handle::Shard;
 use super::nesting;
+use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
 use super::recover::{Next, Recovery};
-use super::running::{Ended, Named, Transaction};
+use super::running::{ClosedTransaction, TableNaming, Transaction};
 use super::session::{Lease, Prepare};
 use super::stale::MoveSignal;
 use crate::map::HostName;
@@ -100,15 +100,15 @@ impl<'r> TransactionBuilder<'r> {
         let result = call
             .limited(Box::pin(self.run_to_end(work, &call)).as_mut())
             .await;
-        call.ended(&result, Failure::fault);
-        result.map_err(Failure::into_inner)
+        call.ended(&result, TransactionError::fault);
+        result.map_err(TransactionError::into_inner)
     }
 
     pub(super) async fn run_to_end<T, E, F, Fut>(
         self,
         mut work: F,
         call: &Call<'_>,
-    ) -> Result<T, Failure<E>>
+    ) -> Result<T, TransactionError<E>>
     where
         F: FnMut(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
@@ -132,18 +132,22 @@ impl<'r> TransactionBuilder<'r> {
                     reconnected = true;
                     continue;
                 }
-                return Err(Failure::Router(lost_or_refused(shard, host(), source)));
+                return Err(TransactionError::Router(lost_or_refused(
+                    shard,
+                    host(),
+                    source,
+                )));
             }
             let named = if self.behind.is_some() {
-                Named::BySearchPath
+                TableNaming::BySearchPath
             } else {
-                Named::InFull
+                TableNaming::InFull
             };
             let transaction = Transaction::new(self.router, shard, &place, lease, (prepare, named));
             // However this ends, a clone of the transaction is of no use afterwards.
-            let last = transaction.ends_with();
+            let last = transaction.guard();
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
-            let Ended { mut lease, noted } = transaction.end().await;
+            let ClosedTransaction { mut lease, noted } = transaction.end().await;
             drop(last);
             if noted.failed || result.is_err() || noted.signal == Some(MoveSignal::Signpost) {
                 lease = rolled_back(lease).await;
@@ -167,24 +171,24 @@ impl<'r> TransactionBuilder<'r> {
                     lease = None;
                 }
                 match recovery.after(signal, &place, began, &mut lease).await? {
-                    Next::Again => continue,
-                    Next::Own if noted.outdated && prepare == Prepare::Once => {
-                        prepare = Prepare::Anew;
+                    Next::Retry => continue,
+                    Next::ApplicationError if noted.outdated && prepare == Prepare::Once => {
+                        prepare = Prepare::Again;
                         continue;
                     }
-                    Next::Own => {}
+                    Next::ApplicationError => {}
                 }
             }
-            let conflict = result.is_err() && noted.fault.is_some_and(Fault::is_conflict);
+            let conflict = result.is_err() && noted.fault.is_some_and(CallFailure::is_conflict);
             if conflict && conflicts < self.conflicts {
                 drop(lease);
                 conflicts += 1;
                 inner.after_conflict(&place, conflicts).await;
                 continue;
             }
-            let value = result.map_err(|error| Failure::Closure(error, noted.fault))?;
+            let value = result.map_err(|error| TransactionError::Closure(error, noted.fault))?;
             let Some(mut lease) = lease.filter(|_| !noted.failed) else {
-                return Err(Failure::Router(Error::TransactionFailed { shard }));
+                return Err(TransactionError::Router(Error::TransactionFailed { shard }));
             };
             call.may_take_effect(true);
             let Err(source) = lease.commit().await else {
@@ -195,14 +199,14 @@ impl<'r> TransactionBuilder<'r> {
             // before, perhaps with COMMIT.
             let told = source.as_db_error().is_some() && !is_lost(&source);
             if !told || source.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) {
-                return Err(Failure::Router(Error::InDoubt {
+                return Err(TransactionError::Router(Error::InDoubt {
                     shard,
                     host: host(),
                     source: source.into(),
                 }));
             }
             if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
-                return Err(Failure::Router(Error::TransactionFailed { shard }));
+                return Err(TransactionError::Router(Error::TransactionFailed { shard }));
             }
             if source.code().is_some_and(state::is_conflict) && conflicts < self.conflicts {
                 drop(lease);
@@ -213,7 +217,7 @@ impl<'r> TransactionBuilder<'r> {
             // COMMIT was refused, so nothing is committed. A deferred trigger may have run into the
             // signpost, say.
             let Some(signal) = MoveSignal::of(&source) else {
-                return Err(Failure::Router(Error::Statement {
+                return Err(TransactionError::Router(Error::Statement {
                     shard,
                     host: host(),
                     may_have_run: false,
@@ -223,9 +227,9 @@ impl<'r> TransactionBuilder<'r> {
             if recovery
                 .after(signal, &place, began, &mut Some(lease))
                 .await?
-                == Next::Own
+                == Next::ApplicationError
             {
-                return Err(Failure::Router(Error::Statement {
+                return Err(TransactionError::Router(Error::Statement {
                     shard,
                     host: host(),
                     may_have_run: false,
@@ -262,33 +266,35 @@ impl<'r> TransactionBuilder<'r> {
 }
 
 /// The error of a transaction.
-pub(super) enum Failure<E> {
+pub(super) enum TransactionError<E> {
     /// It is the router's error.
     Router(Error),
     /// It is the closure's error, with what the last statement that failed had met.
-    Closure(E, Option<Fault>),
+    Closure(E, Option<CallFailure>),
 }
 
-impl<E> From<Error> for Failure<E> {
-    fn from(error: Error) -> Failure<E> {
-        Failure::Router(error)
+impl<E> From<Error> for TransactionError<E> {
+    fn from(error: Error) -> TransactionError<E> {
+        TransactionError::Router(error)
     }
 }
 
-impl<E: From<Error>> Failure<E> {
+impl<E: From<Error>> TransactionError<E> {
     pub(super) fn into_inner(self) -> E {
         match self {
-            Failure::Router(error) => E::from(error),
-            Failure::Closure(error, _) => error,
+            TransactionError::Router(error) => E::from(error),
+            TransactionError::Closure(error, _) => error,
         }
     }
 }
 
-impl<E> Failure<E> {
-    fn fault(&self) -> Fault {
+impl<E> TransactionError<E> {
+    fn fault(&self) -> CallFailure {
         match self {
-            Failure::Router(error) => Fault::of(error),
-            Failure::Closure(_, fault) => fault.unwrap_or(Fault::new(Outcome::RolledBack)),
+            TransactionError::Router(error) => CallFailure::of(error),
+            TransactionError::Closure(_, fault) => {
+                fault.unwrap_or(CallFailure::new(Outcome::RolledBack))
+            }
         }
     }
 }

@@ -17,22 +17,22 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::answer::Answer;
-use super::failure::is_lost;
-use super::session::{CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN};
+use super::origin::is_lost;
+use super::session::{CLEAN_AND_COMMIT, Prepare, ROLLBACK_AND_CLEAN, StatementError};
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 
 /// The types of the parameters of each statement. They are the same in every shard, unless one is a
 /// type of the shard's own.
-pub(super) struct Learned(Mutex<LruCache<Box<str>, Box<[Type]>>>);
+pub(super) struct LearnedTypes(Mutex<LruCache<Box<str>, Box<[Type]>>>);
 
-impl Learned {
+impl LearnedTypes {
     /// Statements whose types are cached. An application has a few hundred.
     const STATEMENTS_MAX: usize = 4096;
 
-    pub(super) fn new() -> Learned {
+    pub(super) fn new() -> LearnedTypes {
         let size = NonZeroUsize::new(Self::STATEMENTS_MAX).expect("some are remembered");
-        Learned(Mutex::new(LruCache::new(size)))
+        LearnedTypes(Mutex::new(LruCache::new(size)))
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut LruCache<Box<str>, Box<[Type]>>) -> T) -> T {
@@ -87,13 +87,13 @@ impl Learned {
 
 pub(super) async fn run<A: Answer>(
     client: &Client,
-    learned: &Learned,
+    learned: &LearnedTypes,
     statement: Rendered<'_>,
     params: &[&(dyn ToSql + Sync)],
     prepare: Prepare,
     in_transaction: bool,
-) -> Result<A, Failed> {
-    if prepare == Prepare::Anew {
+) -> Result<A, StatementError> {
+    if prepare == Prepare::Again {
         learned.forget(statement);
     }
     let known = if params.is_empty() {
@@ -106,7 +106,7 @@ pub(super) async fn run<A: Answer>(
         Some(types) => types,
         None => {
             let found = learn(client, &statement.text(), in_transaction).await;
-            let found = found.map_err(|error| Failed {
+            let found = found.map_err(|error| StatementError {
                 error,
                 prepared_before: false,
                 sent: false,
@@ -128,11 +128,11 @@ pub(super) async fn run<A: Answer>(
 /// Runs a statement whose parameters have these types. Returns whether they were known before.
 pub(super) async fn run_typed<A: Answer>(
     client: &Client,
-    learned: &Learned,
+    learned: &LearnedTypes,
     statement: Rendered<'_>,
     params: &[&(dyn ToSql + Sync)],
     (types, prepared_before): (&[Type], bool),
-) -> Result<A, Failed> {
+) -> Result<A, StatementError> {
     // The caller gives the number of parameters. If it is wrong, the server reports it.
     let types = types
         .iter()
@@ -142,7 +142,7 @@ pub(super) async fn run_typed<A: Answer>(
     A::ask_typed(client, &statement.text(), params)
         .await
         .map_err(|error| {
-            let failed = Failed {
+            let failed = StatementError {
                 error,
                 prepared_before,
                 sent: true,
@@ -158,13 +158,13 @@ pub(super) async fn run_typed<A: Answer>(
 /// which also cleans up: the pooler's next client gets the session as it was.
 pub(super) async fn run_and_clean<A: Answer>(
     client: &Client,
-    learned: &Learned,
+    learned: &LearnedTypes,
     statement: Rendered<'_>,
     params: &[&(dyn ToSql + Sync)],
     prepare: Prepare,
-) -> Result<A, Failed> {
+) -> Result<A, StatementError> {
     let failed = |sent| {
-        move |error| Failed {
+        move |error| StatementError {
             error,
             prepared_before: false,
             sent,

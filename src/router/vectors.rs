@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::remains::asks_about_names;
+use super::session_effects::asks_about_names;
 use super::stale::{
     MoveSignal, OwnershipLookup, OwnershipState, PeerVerdict, Row, Verdict, judge, judge_peer,
 };
@@ -233,12 +233,12 @@ fn what_an_error_means() {
         let signal = if case.met.as_deref() == Some("signpost") {
             MoveSignal::Signpost
         } else {
-            MoveSignal::Relative
+            MoveSignal::Ambiguous
         };
         let verdict = judge(signal, &case.lookup(), Duration::from_millis(10), epoch(3));
         let said = match &verdict {
-            Verdict::Again { epoch } => ("again", Some(*epoch), None),
-            Verdict::Own => ("own", None, None),
+            Verdict::Retry { epoch } => ("again", Some(*epoch), None),
+            Verdict::ApplicationError => ("own", None, None),
             Verdict::Wait => ("wait", None, None),
             Verdict::Expire => ("expire", None, None),
             Verdict::Ask { peer, epoch, .. } => ("ask", Some(*epoch), Some(peer.as_str())),

@@ -24,7 +24,7 @@ const KNOWN: &[&str] = &[
     "src/pg/connect.rs",
     "src/pg/conninfo.rs",
     "src/router/call.rs",
-    "src/router/ending.rs",
+    "src/router/abandoned.rs",
     "src/router/renewal.rs",
 ];
 

@@ -1,4 +1,4 @@
-//! Ends connections on which an answer may still be awaited.
+//! CancelLimits connections on which an answer may still be awaited.
 //!
 //! A statement that nobody waits for any more is ended on the server first, and only then another
 //! call gets its slot. So there are never more backends than slots, and an abandoned statement does
@@ -22,16 +22,16 @@ use super::pool::Slot;
 use super::session::{Session, close};
 
 /// The limits that the ending connections of a host share.
-pub(super) struct Ends {
+pub(super) struct CancelLimits {
     /// A permit for each cancel request that is on its way.
     cancels: Arc<Semaphore>,
     /// A permit for each connection that waits for its last answers after its slot was freed.
     lingering: Arc<Semaphore>,
 }
 
-impl Default for Ends {
-    fn default() -> Ends {
-        Ends {
+impl Default for CancelLimits {
+    fn default() -> CancelLimits {
+        CancelLimits {
             cancels: Arc::new(Semaphore::new(4)),
             lingering: Arc::new(Semaphore::new(16)),
         }
@@ -55,7 +55,7 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 /// running.
 pub(super) const GRACE: Duration = Duration::from_millis(20);
 
-/// Ends on the server what nobody waits for any more, and only then gives its slot to others. The
+/// CancelLimits on the server what nobody waits for any more, and only then gives its slot to others. The
 /// cancel request is repeated, because several statements may be on their way one behind the other.
 /// The session is closed, so a cancel request that comes late hits nobody else's statement.
 pub(super) fn end_on_server(session: Box<Session>, slot: Slot, grace: Duration) {

@@ -9,7 +9,7 @@ use super::statement_class::{StatementClass, past_comment};
 
 /// Whether something may be left in the session once the statement has run: a temporary table, a
 /// setting, a lock, a cursor. `sql` as it was given, with `{shard}` in it.
-pub(super) fn leaves(sql: &str, class: StatementClass) -> bool {
+pub(super) fn may_change_session(sql: &str, class: StatementClass) -> bool {
     match class {
         StatementClass::Session | StatementClass::Once => true,
         StatementClass::Savepoint
@@ -295,7 +295,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn leaves_something(sql: &str) -> bool {
-        leaves(sql, StatementClass::of(sql))
+        may_change_session(sql, StatementClass::of(sql))
     }
 
     #[test]
