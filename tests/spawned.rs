@@ -70,7 +70,7 @@ fn of_moves(mover: &Mover, request: &Request, plan: &Plan, id: MoveId, entries: 
     spawned(mover.plan(request));
     spawned(mover.run(plan));
     spawned(mover.resume(id));
-    spawned(mover.feed(None));
+    spawned(mover.follow_old_copies(None));
     spawned(mover.workers(id));
     spawned(mover.progress(id));
     spawned(mover.gc());

@@ -42,7 +42,7 @@ pub use command::recover::{
 };
 pub use command::repair::{AnsweringHost, GiveUp, HostClaim, Repair, RepairPlan, RepairWay};
 pub use control::journal::{Entry, ReverseReplication};
-pub use control::report::{Cleaned, Heard, Report, ShardReport};
+pub use control::report::{Cleaned, PartialAnswer, Report, ShardReport};
 pub use control::session::Hosts;
 pub use definition::border::Error as BorderError;
 pub use definition::ddl::{Stage, Statement};
@@ -50,14 +50,16 @@ pub use definition::refusal::Refusal;
 pub use preflight::identity::LentIdentity;
 pub use preflight::plan::{Plan, ShardPlan};
 pub use preflight::survey::Request;
-pub use protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy, UnloggedRows};
+pub use protocol::desired::{DesiredState, FenceAt, IdentityPolicy, Rollback, UnloggedRows};
 pub use protocol::desired::{StopKind, StopRequest};
 pub use protocol::error::{Error, Rival};
 #[doc(hidden)]
 pub use protocol::failpoint::Failpoint;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 #[doc(hidden)]
-pub use protocol::failpoint::{AUDIT_FAILPOINTS, Action, BACK_FAILPOINTS, FAILPOINTS, Harm};
+pub use protocol::failpoint::{
+    AUDIT_FAILPOINTS, Action, Corruption, FAILPOINTS, ROLLBACK_FAILPOINTS,
+};
 pub use protocol::lease::Leases;
 pub use protocol::names::MoveId;
 pub use protocol::options::{Event, Observer, Options};
@@ -78,7 +80,7 @@ use preflight::survey;
 use protocol::state::Goal;
 use protocol::throttle::Throttle;
 use runner::part::{Part, Scope, Start};
-use runner::reverse::feed;
+use runner::reverse::old_copies;
 use runner::work::work;
 
 /// Moves shards between the hosts of a cluster.
@@ -157,8 +159,8 @@ impl Mover {
                 mode: plan.mode,
                 epoch: shard.epoch,
                 start: Start::Claim,
-                back_of: None,
-                back: self.context.options.back,
+                rollback_of: None,
+                rollback: self.context.options.rollback,
             };
             report(
                 id,
@@ -210,21 +212,21 @@ impl Mover {
 
     /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move
     /// in whatever phase. Sorted by move, then shard. Hosts that cannot be read are named.
-    pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, Heard<Entry>> {
+    pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, PartialAnswer<Entry>> {
         Box::pin(async move {
             let (mut entries, unknown) = self.context.list(id).await;
             progress::mark_lost(&self.context, &mut entries).await;
-            Heard::of((entries, unknown))
+            PartialAnswer::of((entries, unknown))
         })
     }
 
     /// Every move in the journals of the hosts, including those that were completed or aborted: all
     /// moves that ever left a host. By move, then shard. Hosts that cannot be read are named.
-    pub fn list_all(&self) -> BoxFuture<'_, Heard<Entry>> {
+    pub fn list_all(&self) -> BoxFuture<'_, PartialAnswer<Entry>> {
         Box::pin(async move {
             let (mut entries, unknown) = self.context.list_all(None).await;
             progress::mark_lost(&self.context, &mut entries).await;
-            Heard::of((entries, unknown))
+            PartialAnswer::of((entries, unknown))
         })
     }
 
@@ -249,8 +251,8 @@ impl Mover {
     /// # Cancel safety
     /// May be dropped: the next call continues from the last durable position, at once or when the
     /// lease has ended.
-    pub fn feed(&self, id: Option<MoveId>) -> BoxFuture<'_, ()> {
-        Box::pin(feed::feed(&self.context, id))
+    pub fn follow_old_copies(&self, id: Option<MoveId>) -> BoxFuture<'_, ()> {
+        Box::pin(old_copies::follow(&self.context, id))
     }
 
     /// Audits the kept shards of a move that were not audited, as far as that is still possible. It
@@ -367,15 +369,15 @@ impl Mover {
     ///
     /// # Cancel safety
     /// The state may be set on some hosts only; call it again.
-    pub fn want(
+    pub fn set_desired_state(
         &self,
         id: MoveId,
         desired: DesiredState,
-    ) -> BoxFuture<'_, Result<Heard<ShardId>, Error>> {
+    ) -> BoxFuture<'_, Result<PartialAnswer<ShardId>, Error>> {
         Box::pin(async move {
-            requests::want(&self.context, id, desired)
+            requests::set_desired_state(&self.context, id, desired)
                 .await
-                .map(Heard::of)
+                .map(PartialAnswer::of)
         })
     }
 
@@ -385,16 +387,18 @@ impl Mover {
     ///
     /// # Cancel safety
     /// The request may be recorded on some hosts only; call it again.
-    pub fn ask(&self, id: MoveId, asked: StopKind) -> BoxFuture<'_, Heard<Worker>> {
-        Box::pin(async move { Heard::of(requests::ask(&self.context, id, asked).await) })
+    pub fn request(&self, id: MoveId, asked: StopKind) -> BoxFuture<'_, PartialAnswer<Worker>> {
+        Box::pin(
+            async move { PartialAnswer::of(requests::request(&self.context, id, asked).await) },
+        )
     }
 
     /// The movers that are working on a move at present, and the hosts that could not be read.
     ///
     /// # Cancel safety
     /// Only reads.
-    pub fn workers(&self, id: MoveId) -> BoxFuture<'_, Heard<Worker>> {
-        Box::pin(async move { Heard::of(requests::workers(&self.context, id).await) })
+    pub fn workers(&self, id: MoveId) -> BoxFuture<'_, PartialAnswer<Worker>> {
+        Box::pin(async move { PartialAnswer::of(requests::workers(&self.context, id).await) })
     }
 
     /// Reads how far a move is.

@@ -42,10 +42,11 @@ pub use fleet::{
 pub use survey::{
     AppliedSet, Attempt, ClockFacts, ControlFacts, DatabaseEnvironment, FactsError, HostFacts,
     HostLoad, HostStatus, IncomingRow, KeptAudit, LedgerRow, MadeSet, Measure, OfMoves, OpenMove,
-    OpenWay, RESTORE, Record, RecordedCluster, RecordedControl, Refusal, ServerFacts, ShardRow,
-    ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams, Survey, database_environment,
-    differences, host_facts, host_load, host_status, measure, missing_objects, restore, streams,
-    survey, survey_with_clocks, top, watched_facts, watched_facts_with_clocks,
+    OpenRollback, RESTORE, Record, RecordedCluster, RecordedControl, Refusal, ServerFacts,
+    ShardRow, ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams, Survey,
+    database_environment, differences, host_facts, host_load, host_status, measure,
+    missing_objects, restore, streams, survey, survey_with_clocks, top, watched_facts,
+    watched_facts_with_clocks,
 };
 pub(crate) use survey::{COMMITS_WAIT, shards_named};
 

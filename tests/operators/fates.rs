@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use pgshard::mover::{AUDIT_FAILPOINTS, BACK_FAILPOINTS, FAILPOINTS};
+use pgshard::mover::{AUDIT_FAILPOINTS, FAILPOINTS, ROLLBACK_FAILPOINTS};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
 use tokio::process::Command;
@@ -122,7 +122,7 @@ impl Fate {
 fn failpoint(rng: &mut Rng) -> &'static str {
     let all: Vec<&str> = FAILPOINTS
         .into_iter()
-        .chain(BACK_FAILPOINTS)
+        .chain(ROLLBACK_FAILPOINTS)
         .chain(AUDIT_FAILPOINTS)
         .collect();
     all[rng.usize(0..all.len())]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use futures_util::FutureExt;
 use pgshard::dev::StopMode;
-use pgshard::mover::{BACK_FAILPOINTS, FAILPOINTS};
+use pgshard::mover::{FAILPOINTS, ROLLBACK_FAILPOINTS};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Child;
 use tokio_postgres::Client;
@@ -166,7 +166,7 @@ impl Director {
             if fate == "lock" { 1 } else { self.rng.u8(1..4) }
         ));
         let mut environment = vec![LEASE];
-        let all: Vec<&str> = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).collect();
+        let all: Vec<&str> = FAILPOINTS.into_iter().chain(ROLLBACK_FAILPOINTS).collect();
         let place = all[self.rng.usize(0..all.len())];
         let failpoint = match fate {
             "failpoint" => format!("{place}=kill"),

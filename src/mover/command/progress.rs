@@ -263,7 +263,7 @@ async fn at_source(
     let Some(first) = shards.iter().find(|shard| open(shard)) else {
         return Ok((shards, None));
     };
-    let name = slot::name_of(id, first.entry.back_of, &first.entry.target);
+    let name = slot::name_of(id, first.entry.rollback_of, &first.entry.target);
     let waits = shards
         .iter()
         .any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);

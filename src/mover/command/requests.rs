@@ -52,7 +52,7 @@ async fn in_time<T>(
 }
 
 /// Sets the desired state of a move.
-pub(crate) async fn want(
+pub(crate) async fn set_desired_state(
     context: &Context,
     id: MoveId,
     desired: DesiredState,
@@ -60,7 +60,7 @@ pub(crate) async fn want(
     let told = context.hosts.names().map(|host| async move {
         let told = async {
             let session = context.hosts.open(host).await?;
-            in_time(context, host, session.want(id, desired)).await
+            in_time(context, host, session.set_desired_state(id, desired)).await
         };
         (host.clone(), told.await)
     });
@@ -89,7 +89,7 @@ pub(crate) async fn want(
 }
 
 /// Requests a move's mover to stop, or to abort.
-pub(crate) async fn ask(
+pub(crate) async fn request(
     context: &Context,
     id: MoveId,
     asked: StopKind,
@@ -117,7 +117,7 @@ async fn of_workers(
                 return Ok(Vec::new());
             }
             if let Some(asked) = asked {
-                let asked = session.ask(id, asked, &context.options.holder);
+                let asked = session.request(id, asked, &context.options.holder);
                 in_time(context, host, asked).await?;
             }
             session.workers(id).await

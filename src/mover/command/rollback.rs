@@ -62,8 +62,8 @@ pub(in crate::mover) async fn rollback(
                 mode: Mode::Online,
                 epoch: entry.epoch.next(),
                 start: Start::Claim,
-                back_of: Some(taken_back),
-                back: context.options.back,
+                rollback_of: Some(taken_back),
+                rollback: context.options.rollback,
             }),
         }
     }

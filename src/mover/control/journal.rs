@@ -16,7 +16,7 @@ use crate::shard::ShardId;
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
-use crate::mover::protocol::desired::{Back, DesiredState, FenceAt};
+use crate::mover::protocol::desired::{DesiredState, FenceAt, Rollback};
 use crate::mover::protocol::error::{Error, Rival};
 use crate::mover::protocol::lease::Leases;
 use crate::mover::protocol::names::MoveId;
@@ -56,9 +56,9 @@ pub struct Entry {
     /// The last error.
     pub last_error: Option<String>,
     /// The move that this one takes back, if it is a rollback.
-    pub back_of: Option<MoveId>,
+    pub rollback_of: Option<MoveId>,
     /// Whether a reverse replication was requested.
-    pub back: Back,
+    pub rollback: Rollback,
     /// The reverse replication, if there is one or was.
     pub reverse: Option<ReverseReplication>,
     /// The result of its audit.
@@ -139,8 +139,8 @@ impl Entry {
             bytes: row.get("bytes")?,
             timings: row.get("timings")?,
             last_error: row.get("last_error")?,
-            back_of: row.get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
-            back: row.parsed("back", Back::parse)?,
+            rollback_of: row.get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
+            rollback: row.parsed("back", Rollback::parse)?,
             reverse: row
                 .get::<_, Option<String>>("reverse")?
                 .and_then(|text| reverse(&text)),
@@ -348,8 +348,8 @@ impl Session {
             claim.mode.as_str(),
         );
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
-        let back_of = claim.back_of.map(|id| *id.uuid());
-        let back = claim.back.as_str();
+        let back_of = claim.rollback_of.map(|id| *id.uuid());
+        let back = claim.rollback.as_str();
         let (desired, until) = claim.fence_at.stop_request();
         let desired = desired.as_str();
         let claimed = self
@@ -594,8 +594,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) epoch: ShardEpoch,
     pub(crate) lease_for: Duration,
     pub(crate) holder: &'a str,
-    pub(crate) back_of: Option<MoveId>,
-    pub(crate) back: Back,
+    pub(crate) rollback_of: Option<MoveId>,
+    pub(crate) rollback: Rollback,
     pub(crate) fence_at: FenceAt,
 }
 

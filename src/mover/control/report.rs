@@ -66,16 +66,18 @@ impl ShardReport {
 /// The results of the hosts, and the hosts that could not be read.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Heard<T> {
+pub struct PartialAnswer<T> {
     /// The results of the reachable hosts.
     pub found: Vec<T>,
     /// The hosts that could not be read or written: they may have more.
     pub unknown: Vec<(HostName, Error)>,
 }
 
-impl<T> Heard<T> {
-    pub(in crate::mover) fn of((found, unknown): (Vec<T>, Vec<(HostName, Error)>)) -> Heard<T> {
-        Heard { found, unknown }
+impl<T> PartialAnswer<T> {
+    pub(in crate::mover) fn of(
+        (found, unknown): (Vec<T>, Vec<(HostName, Error)>),
+    ) -> PartialAnswer<T> {
+        PartialAnswer { found, unknown }
     }
 }
 

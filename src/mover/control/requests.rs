@@ -24,7 +24,7 @@ impl Session {
     /// replaced by another one.
     ///
     /// Locks: their rows, for this one statement.
-    pub(crate) async fn ask(&self, id: MoveId, asked: StopKind, by: &str) -> Result<(), Error> {
+    pub(crate) async fn request(&self, id: MoveId, asked: StopKind, by: &str) -> Result<(), Error> {
         let sql = "UPDATE pgshard.mover SET asked = $2, asked_by = $3, asked_at = clock_timestamp()
             WHERE move_id = $1 AND work = 'move' AND (asked IS NULL OR asked = 'stop' AND $2 = \
             'abort')";
@@ -47,7 +47,7 @@ impl Session {
     ///
     /// Locks: the move's rows, for this one statement. Also those that have ended: a later claim of
     /// the same move takes the state from them.
-    pub(crate) async fn want(
+    pub(crate) async fn set_desired_state(
         &self,
         id: MoveId,
         desired: DesiredState,

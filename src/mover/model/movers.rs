@@ -313,7 +313,7 @@ impl Protocol {
                 let desired = if after.held {
                     DesiredState::Hold
                 } else {
-                    DesiredState::Go
+                    DesiredState::Run
                 };
                 self.decided(
                     Own {

@@ -17,7 +17,7 @@ use crate::mover::preflight::facts::{
 };
 use crate::mover::preflight::functions::Needed;
 use crate::mover::preflight::identity::LentIdentity;
-use crate::mover::protocol::desired::{Back, UnloggedRows};
+use crate::mover::protocol::desired::{Rollback, UnloggedRows};
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::options::Options;
 use crate::mover::protocol::state::Mode;
@@ -285,7 +285,7 @@ pub(crate) fn judge(
         refreshes: _,
         notes,
     } = creation;
-    let no_reverse = (mode == Mode::Online && options.back == Back::Prepared)
+    let no_reverse = (mode == Mode::Online && options.rollback == Rollback::Prepared)
         .then(|| facts::no_reverse(target))
         .flatten();
     let no_reverse = no_reverse.map(|why| {

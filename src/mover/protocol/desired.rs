@@ -8,7 +8,7 @@ use jiff::Timestamp;
 pub enum DesiredState {
     /// Everything.
     #[default]
-    Go,
+    Run,
     /// Everything but the fence: the source serves, the target follows.
     Hold,
     /// Nothing more is copied, and nothing is fenced. Chunks under way are finished, and changes
@@ -20,14 +20,14 @@ impl DesiredState {
     /// The state as the journal writes it.
     pub fn as_str(self) -> &'static str {
         match self {
-            DesiredState::Go => "go",
+            DesiredState::Run => "go",
             DesiredState::Hold => "hold",
             DesiredState::Pause => "pause",
         }
     }
 
     pub(crate) fn parse(name: &str) -> Option<DesiredState> {
-        [DesiredState::Go, DesiredState::Hold, DesiredState::Pause]
+        [DesiredState::Run, DesiredState::Hold, DesiredState::Pause]
             .into_iter()
             .find(|desired| desired.as_str() == name)
     }
@@ -35,7 +35,7 @@ impl DesiredState {
 
 /// Whether a move prepares for its shards to be taken back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Back {
+pub enum Rollback {
     /// A slot on the target keeps the changes that the old copies lack, if the target can provide
     /// one.
     #[default]
@@ -44,17 +44,17 @@ pub enum Back {
     Forgone,
 }
 
-impl Back {
+impl Rollback {
     /// As the journal writes it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Back::Prepared => "prepared",
-            Back::Forgone => "forgone",
+            Rollback::Prepared => "prepared",
+            Rollback::Forgone => "forgone",
         }
     }
 
-    pub(crate) fn parse(name: &str) -> Option<Back> {
-        [Back::Prepared, Back::Forgone]
+    pub(crate) fn parse(name: &str) -> Option<Rollback> {
+        [Rollback::Prepared, Rollback::Forgone]
             .into_iter()
             .find(|back| back.as_str() == name)
     }
@@ -88,9 +88,9 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once an operator releases them: [`Mover::want`](crate::mover::Mover::want) with
-    /// [`DesiredState::Go`].
-    Go,
+    /// Once an operator releases them: [`Mover::set_desired_state`](crate::mover::Mover::set_desired_state) with
+    /// [`DesiredState::Run`].
+    OnRequest,
     /// At this time by the source's clock, or once an operator releases them.
     Time(Timestamp),
 }
@@ -99,8 +99,8 @@ impl FenceAt {
     /// The state and the end of the hold, as the journal keeps them.
     pub(crate) fn stop_request(self) -> (DesiredState, Option<Timestamp>) {
         match self {
-            FenceAt::Ready => (DesiredState::Go, None),
-            FenceAt::Go => (DesiredState::Hold, None),
+            FenceAt::Ready => (DesiredState::Run, None),
+            FenceAt::OnRequest => (DesiredState::Hold, None),
             FenceAt::Time(at) => (DesiredState::Hold, Some(at)),
         }
     }
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn states_are_read_as_they_are_written() {
-        for desired in [DesiredState::Go, DesiredState::Hold, DesiredState::Pause] {
+        for desired in [DesiredState::Run, DesiredState::Hold, DesiredState::Pause] {
             assert_eq!(DesiredState::parse(desired.as_str()), Some(desired));
         }
         assert_eq!(DesiredState::parse("stop"), None);

@@ -10,7 +10,7 @@ pub enum Action {
     /// The step fails.
     Fail,
     /// A change that the stream brings is dropped, doubled or altered.
-    Harm(Harm),
+    Corruption(Corruption),
 }
 
 /// A named place, and what happens every time that a move passes it.
@@ -79,7 +79,7 @@ pub const FAILPOINTS: [&str; 53] = [
 
 /// The failpoints of reverse replications: those of any online move, and those that only a rollback
 /// passes.
-pub const BACK_FAILPOINTS: [&str; 8] = [
+pub const ROLLBACK_FAILPOINTS: [&str; 8] = [
     "after back publication",
     "after back slot",
     "after back tables",
@@ -105,7 +105,7 @@ const COMPLETE_FAILPOINTS: [&str; 1] = ["after old copy"];
 
 const LISTS: [&[&str]; 6] = [
     &FAILPOINTS,
-    &BACK_FAILPOINTS,
+    &ROLLBACK_FAILPOINTS,
     &AUDIT_FAILPOINTS,
     &UNLOGGED_FAILPOINTS,
     &REPAIR_FAILPOINTS,
@@ -114,24 +114,24 @@ const LISTS: [&[&str]; 6] = [
 
 /// What a test does to a change that the stream brings, so that the target differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Harm {
+pub enum Corruption {
     /// It is skipped.
     Drop,
     /// It is applied twice.
     Double,
-    /// It is applied with `HARMED` changed into `HARM_MADE`.
+    /// It is applied with `TRIGGER_VALUE` changed into `CORRUPTED_VALUE`.
     Alter,
 }
 
-/// The failpoint at which [`Harm`] is done.
+/// The failpoint at which [`Corruption`] is done.
 const IN_A_CHANGE: &str = "in a change";
 
-/// Only changes with this value in a row, old or new, are harmed: a test writes it once the shard
+/// Only changes with this value in a row, old or new, are corrupted: a test writes it once the shard
 /// is verified.
-pub(crate) const HARMED: &str = "failpoint";
+pub(crate) const TRIGGER_VALUE: &str = "failpoint";
 
-/// What [`Harm::Alter`] replaces it with.
-pub(crate) const HARM_MADE: &str = "failpoint altered";
+/// What [`Corruption::Alter`] replaces it with.
+pub(crate) const CORRUPTED_VALUE: &str = "failpoint altered";
 
 impl Failpoint {
     /// Reads `after swap=kill`. The actions are `kill`, `stop` and `fail`; those of `in a change`
@@ -148,9 +148,9 @@ impl Failpoint {
             .find(|known| *known == name)
             .ok_or_else(|| format!("there is no failpoint {name:?}"))?;
         let action = match action {
-            "drop" if name == IN_A_CHANGE => Action::Harm(Harm::Drop),
-            "double" if name == IN_A_CHANGE => Action::Harm(Harm::Double),
-            "alter" if name == IN_A_CHANGE => Action::Harm(Harm::Alter),
+            "drop" if name == IN_A_CHANGE => Action::Corruption(Corruption::Drop),
+            "double" if name == IN_A_CHANGE => Action::Corruption(Corruption::Double),
+            "alter" if name == IN_A_CHANGE => Action::Corruption(Corruption::Alter),
             _ if name == IN_A_CHANGE => {
                 return Err(format!("{action:?} is none of drop, double, alter"));
             }
@@ -163,11 +163,14 @@ impl Failpoint {
     }
 
     /// What to do to a change with these values.
-    pub(crate) fn harm<'v>(&self, mut values: impl Iterator<Item = &'v [u8]>) -> Option<Harm> {
+    pub(crate) fn corruption<'v>(
+        &self,
+        mut values: impl Iterator<Item = &'v [u8]>,
+    ) -> Option<Corruption> {
         match self.action {
-            Action::Harm(harm) => values
-                .any(|value| value == HARMED.as_bytes())
-                .then_some(harm),
+            Action::Corruption(corruption) => values
+                .any(|value| value == TRIGGER_VALUE.as_bytes())
+                .then_some(corruption),
             _ => None,
         }
     }
@@ -183,7 +186,7 @@ impl Failpoint {
         }
         let signal = match self.action {
             Action::Fail => return true,
-            Action::Harm(_) => return false,
+            Action::Corruption(_) => return false,
             Action::Kill => rustix::process::Signal::KILL,
             Action::Stop => rustix::process::Signal::STOP,
         };

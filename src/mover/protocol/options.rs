@@ -10,7 +10,9 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 use crate::mover::protocol::desired::StopRequest;
-use crate::mover::protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy, UnloggedRows};
+use crate::mover::protocol::desired::{
+    DesiredState, FenceAt, IdentityPolicy, Rollback, UnloggedRows,
+};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::failpoint::Failpoint;
 use crate::mover::protocol::lease::Leases;
@@ -58,9 +60,9 @@ pub struct Options {
     pub chunk_bytes: u64,
     /// How much WAL, in bytes, a reverse replication may keep at the serving host before it is
     /// given up.
-    pub back_wal_max: u64,
+    pub reverse_wal_max: u64,
     /// Whether a new move prepares for its shards to be taken back.
-    pub back: Back,
+    pub rollback: Rollback,
     /// Online: how a table is handled whose rows the stream cannot identify.
     pub replica_identity: IdentityPolicy,
     /// What unlogged tables contain at the target.
@@ -110,8 +112,8 @@ impl Default for Options {
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
             chunk_bytes: CHUNK_BYTES_MAX,
-            back_wal_max: 10 << 30,
-            back: Back::Prepared,
+            reverse_wal_max: 10 << 30,
+            rollback: Rollback::Prepared,
             replica_identity: IdentityPolicy::Lend,
             unlogged: UnloggedRows::Carried,
             fence_at: FenceAt::Ready,
@@ -137,8 +139,8 @@ setters!(
     drain_deadline: Duration,
     copy_jobs: usize,
     chunk_bytes: u64,
-    back_wal_max: u64,
-    back: Back,
+    reverse_wal_max: u64,
+    rollback: Rollback,
     replica_identity: IdentityPolicy,
     unlogged: UnloggedRows,
     fence_at: FenceAt,

@@ -67,7 +67,7 @@ pub(in crate::mover) async fn shard(
         facts::version(&work.target).await?,
     );
     let jobs = work.options.copy_jobs.max(1);
-    let known = crate::mover::runner::audit::known(&work.target, work.back_of, shard).await?;
+    let known = crate::mover::runner::audit::known(&work.target, work.rollback_of, shard).await?;
     let until = Instant::now() + LOCKED_MAX;
     let mut chunks = loop {
         match chunks(&work.source, &work.target, &copy).await {
@@ -82,7 +82,7 @@ pub(in crate::mover) async fn shard(
     let compared = bunches.into_iter().map(|bunch| {
         let (copy, one_at_a_time) = (&copy, &one_at_a_time);
         async move {
-            let _piece = permits.piece().await;
+            let _permit = permits.background_permit().await;
             // The sessions are its own: a comparison that is given up leaves them in a transaction.
             let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
             let (source, target) =

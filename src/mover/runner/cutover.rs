@@ -29,12 +29,12 @@ pub(in crate::mover) struct CutOver<'d> {
     compared_on: Option<&'d Servers>,
     built: &'d Blueprint,
     patience: Patience<'d>,
-    done: Done,
+    done: AttemptState,
 }
 
 /// What an attempt has done, whatever its outcome.
 #[derive(Default)]
-pub(in crate::mover) struct Done {
+pub(in crate::mover) struct AttemptState {
     /// When the pause began, if the shard was fenced.
     pub(in crate::mover) fenced_at: Option<Instant>,
     /// The attempt with the fence behind which it has checked the shard, and found nothing changed.
@@ -72,12 +72,12 @@ impl<'d> CutOver<'d> {
             compared_on,
             built,
             patience,
-            done: Done::default(),
+            done: AttemptState::default(),
         }
     }
 
     /// What was done so far.
-    pub(in crate::mover) fn done(self) -> Done {
+    pub(in crate::mover) fn done(self) -> AttemptState {
         self.done
     }
 
@@ -85,7 +85,7 @@ impl<'d> CutOver<'d> {
     /// outcome, the fence is left in place, and the mover leaves the shard.
     pub(in crate::mover) fn run(&mut self) -> BoxFuture<'_, Result<Outcome, Error>> {
         Box::pin(async move {
-            let piece = self.online.permits.piece().await;
+            let background = self.online.permits.background_permit().await;
             let Some(schema) =
                 facts::schema_oid(&self.work.source, &self.work.names.schema).await?
             else {
@@ -93,7 +93,7 @@ impl<'d> CutOver<'d> {
             };
             let before = self.before_fence(schema).await?;
             self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
-            drop(piece);
+            drop(background);
             self.wait_for_locks(schema).await?;
             let permit = self
                 .online
@@ -109,7 +109,7 @@ impl<'d> CutOver<'d> {
             }
             let token = Uuid::new_v4();
             let presets = self.work.preset().await?;
-            let _still = self.online.permits.stillness().await;
+            let _still = self.online.permits.quiesce().await;
             let fenced_at = Instant::now();
             let swapped = match self.work.swap(permit.gate(), token).await {
                 Ok(Some(swapped)) => swapped,

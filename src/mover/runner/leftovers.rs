@@ -18,7 +18,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
         id,
         source,
         target,
-        back_of,
+        rollback_of,
     } = shared;
     let source = context.hosts.open(source).await?;
     let target = context.hosts.open(target).await?;
@@ -32,7 +32,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     context.options.at("after slot drop")?;
     slot::drop_publication(&source, &name).await?;
     context.options.at("after publication drop")?;
-    if let Some(taken_back) = back_of {
+    if let Some(taken_back) = rollback_of {
         reverse::stream::tidy_up(context, &target, &source, *taken_back).await?;
     }
     // The shards have left, so the move that brought them here can no longer be rolled back.

@@ -4,7 +4,7 @@
 use crate::map::{HostName, ShardEpoch};
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::ShardReport;
-use crate::mover::protocol::desired::Back;
+use crate::mover::protocol::desired::Rollback;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Mode;
@@ -21,9 +21,9 @@ pub(in crate::mover) struct Part {
     pub(in crate::mover) epoch: ShardEpoch,
     pub(in crate::mover) start: Start,
     /// The move that this one takes back.
-    pub(in crate::mover) back_of: Option<MoveId>,
+    pub(in crate::mover) rollback_of: Option<MoveId>,
     /// Whether this move can be taken back in turn.
-    pub(in crate::mover) back: Back,
+    pub(in crate::mover) rollback: Rollback,
 }
 
 /// What the shards of one move that come online from one host to another have in common.
@@ -33,7 +33,7 @@ pub(in crate::mover) struct Shared {
     pub(in crate::mover) source: HostName,
     pub(in crate::mover) target: HostName,
     /// The move that this one takes back.
-    pub(in crate::mover) back_of: Option<MoveId>,
+    pub(in crate::mover) rollback_of: Option<MoveId>,
 }
 
 impl Shared {
@@ -42,14 +42,14 @@ impl Shared {
             id,
             source,
             target,
-            back_of,
+            rollback_of,
             ..
         } = part.clone();
         Shared {
             id,
             source,
             target,
-            back_of,
+            rollback_of,
         }
     }
 }
@@ -73,8 +73,8 @@ impl Part {
             mode: entry.mode,
             epoch: entry.epoch,
             start: Start::TakeOver,
-            back_of: entry.back_of,
-            back: entry.back,
+            rollback_of: entry.rollback_of,
+            rollback: entry.rollback,
         }
     }
 }

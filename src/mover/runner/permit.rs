@@ -32,12 +32,12 @@ const REHEARSED_WITHIN: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(in crate::mover) struct CutOverPermits {
     slot: Mutex<Option<Sessions>>,
-    pieces: watch::Sender<Pieces>,
+    pieces: watch::Sender<BackgroundWork>,
 }
 
 /// The work that runs at the same time as the fences.
 #[derive(Default)]
-struct Pieces {
+struct BackgroundWork {
     /// How many there are.
     begun: usize,
     /// How many shards are fenced, or about to be: one, and for a moment the one before it, which
@@ -46,10 +46,10 @@ struct Pieces {
 }
 
 /// A piece of work that runs at the same time as the fences of others, until it is dropped.
-pub(in crate::mover) struct Piece<'a>(&'a CutOverPermits);
+pub(in crate::mover) struct BackgroundPermit<'a>(&'a CutOverPermits);
 
 /// Keeps pieces from beginning, until it is dropped.
-pub(in crate::mover) struct Stillness<'a>(&'a CutOverPermits);
+pub(in crate::mover) struct Quiesced<'a>(&'a CutOverPermits);
 
 /// Sessions for what is done while a shard is closed.
 struct Sessions {
@@ -96,7 +96,7 @@ impl CutOverPermits {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(in crate::mover) async fn piece(&self) -> Piece<'_> {
+    pub(in crate::mover) async fn background_permit(&self) -> BackgroundPermit<'_> {
         let mut seen = self.pieces.subscribe();
         loop {
             let begins = self.pieces.send_if_modified(|pieces| {
@@ -104,7 +104,7 @@ impl CutOverPermits {
                 pieces.fences == 0
             });
             if begins {
-                return Piece(self);
+                return BackgroundPermit(self);
             }
             seen.wait_for(|pieces| pieces.fences == 0)
                 .await
@@ -117,9 +117,9 @@ impl CutOverPermits {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(in crate::mover) async fn stillness(&self) -> Stillness<'_> {
+    pub(in crate::mover) async fn quiesce(&self) -> Quiesced<'_> {
         self.pieces.send_modify(|pieces| pieces.fences += 1);
-        let still = Stillness(self);
+        let still = Quiesced(self);
         let mut seen = self.pieces.subscribe();
         let ended = seen.wait_for(|pieces| pieces.begun == 0);
         if tokio::time::timeout(PIECES_WITHIN, ended).await.is_err() {
@@ -129,13 +129,13 @@ impl CutOverPermits {
     }
 }
 
-impl Drop for Piece<'_> {
+impl Drop for BackgroundPermit<'_> {
     fn drop(&mut self) {
         self.0.pieces.send_modify(|pieces| pieces.begun -= 1);
     }
 }
 
-impl Drop for Stillness<'_> {
+impl Drop for Quiesced<'_> {
     fn drop(&mut self) {
         self.0.pieces.send_modify(|pieces| pieces.fences -= 1);
     }
@@ -207,8 +207,8 @@ mod tests {
     #[tokio::test]
     async fn no_piece_begins_while_a_fence_stands() {
         let permits = CutOverPermits::default();
-        let still = permits.stillness().await;
-        let mut piece = std::pin::pin!(permits.piece());
+        let still = permits.quiesce().await;
+        let mut piece = std::pin::pin!(permits.background_permit());
         assert!(!is_ready(piece.as_mut()));
         drop(still);
         assert!(is_ready(piece.as_mut()));
@@ -217,14 +217,19 @@ mod tests {
     #[tokio::test]
     async fn a_fence_waits_for_pieces_and_whoever_gives_up_leaves_nothing() {
         let permits = CutOverPermits::default();
-        let (one, other) = (permits.piece().await, permits.piece().await);
+        let (one, other) = (
+            permits.background_permit().await,
+            permits.background_permit().await,
+        );
         {
-            let mut given_up = std::pin::pin!(permits.stillness());
+            let mut given_up = std::pin::pin!(permits.quiesce());
             assert!(!is_ready(given_up.as_mut()));
-            assert!(!is_ready(std::pin::pin!(permits.piece()).as_mut()));
+            assert!(!is_ready(
+                std::pin::pin!(permits.background_permit()).as_mut()
+            ));
         }
-        drop(permits.piece().await);
-        let mut still = std::pin::pin!(permits.stillness());
+        drop(permits.background_permit().await);
+        let mut still = std::pin::pin!(permits.quiesce());
         assert!(!is_ready(still.as_mut()));
         drop(one);
         assert!(!is_ready(still.as_mut()));
@@ -235,17 +240,21 @@ mod tests {
     #[tokio::test]
     async fn a_fence_that_ends_does_not_end_the_next_one() {
         let permits = CutOverPermits::default();
-        let (before, still) = (permits.stillness().await, permits.stillness().await);
+        let (before, still) = (permits.quiesce().await, permits.quiesce().await);
         drop(before);
-        assert!(!is_ready(std::pin::pin!(permits.piece()).as_mut()));
+        assert!(!is_ready(
+            std::pin::pin!(permits.background_permit()).as_mut()
+        ));
         drop(still);
-        assert!(is_ready(std::pin::pin!(permits.piece()).as_mut()));
+        assert!(is_ready(
+            std::pin::pin!(permits.background_permit()).as_mut()
+        ));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_fence_does_not_wait_for_a_long_piece() {
         let permits = CutOverPermits::default();
-        let _long = permits.piece().await;
-        drop(permits.stillness().await);
+        let _long = permits.background_permit().await;
+        drop(permits.quiesce().await);
     }
 }

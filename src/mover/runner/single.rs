@@ -53,7 +53,7 @@ pub(in crate::mover) fn to_end<'a>(
         match drive(&mut driver, Until::End).await {
             Ok(report) => {
                 driver.leave().await;
-                driver.end_well().await;
+                driver.finish().await;
                 report.ok_or(Error::Interrupted { shard: part.shard })
             }
             Err(error) => Err(driver.give_up(error).await),
@@ -89,7 +89,7 @@ pub(in crate::mover) fn drive<'d>(
                     Step::HandBack => return Ok(None),
                     Step::Interrupted => return Err(Error::Interrupted { shard }),
                     Step::LeaseLost => return Err(Error::LeaseLost { shard }),
-                    Step::Gone => return Err(driver.gone()),
+                    Step::Gone => return Err(driver.target_lost()),
                     Step::TooLate => return Err(Error::TooLate { shard }),
                     Step::Stuck => {
                         return Err(Error::Stuck {
@@ -125,7 +125,7 @@ pub(in crate::mover) async fn connect<'a>(
         prefix: &context.prefix,
         mode: part.mode,
         epoch: part.epoch,
-        back_of: part.back_of,
+        rollback_of: part.rollback_of,
         source,
         target,
         options: &context.options,
@@ -215,7 +215,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let options = work.options;
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
-    let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
+    let (fence_at, rollback_of, rollback) = (options.fence_at, part.rollback_of, part.rollback);
     let claim = Claim {
         target: &part.target,
         mode,
@@ -223,8 +223,8 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
         lease_for,
         holder,
         fence_at,
-        back_of,
-        back,
+        rollback_of,
+        rollback,
     };
     match work.source.claim(work.hold, &claim).await {
         // This mover was suspended, and another one has taken its move over.

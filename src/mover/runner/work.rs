@@ -97,7 +97,7 @@ fn route<'a>(
                 until the work ends"),
         };
         drop(work);
-        let ends = obey(context, ends, &parts, &heartbeat, jobs).await;
+        let ends = apply_stop_request(context, ends, &parts, &heartbeat, jobs).await;
         if goal == Goal::Abort && shared_a_stream(&parts) {
             // An abort takes back each shard by itself; what they shared is dropped after the last
             // of them.
@@ -219,7 +219,7 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
 
 /// Executes the operator's request that came while the shards were worked on, for those that it
 /// interrupted.
-async fn obey(
+async fn apply_stop_request(
     context: &Context,
     ends: Vec<End>,
     parts: &[Part],

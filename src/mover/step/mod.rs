@@ -53,7 +53,7 @@ pub(crate) struct ShardMove<'a> {
     pub(crate) mode: Mode,
     pub(crate) epoch: ShardEpoch,
     /// The move that this one takes back. Its old copy is the target.
-    pub(crate) back_of: Option<MoveId>,
+    pub(crate) rollback_of: Option<MoveId>,
     pub(crate) source: Session,
     pub(crate) target: Session,
     pub(crate) options: &'a Options,

@@ -15,7 +15,7 @@ use crate::mover::definition::ddl::{Target, grants};
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
-use crate::mover::protocol::desired::Back;
+use crate::mover::protocol::desired::Rollback;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
@@ -55,7 +55,7 @@ impl ShardMove<'_> {
         };
         slot::create_publication(&self.target, owner, &tables).await?;
         self.at("after back tables")?;
-        let sql = "INSERT INTO pgshard.back (move_id, shard_id, stream) VALUES ($1, $2, $3)
+        let sql = "INSERT INTO pgshard.rollback (move_id, shard_id, stream) VALUES ($1, $2, $3)
             ON CONFLICT (move_id, shard_id) DO UPDATE SET stream = excluded.stream, lost = NULL";
         let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
         self.source
@@ -168,7 +168,7 @@ impl ShardMove<'_> {
             reason,
         };
         let sql = "SELECT m.epoch, m.fingerprint, b.at_open, b.lost, b.taken_by
-            FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+            FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, shard_id)
             WHERE b.move_id = $1 AND b.shard_id = $2 AND m.phase = 'kept' FOR UPDATE OF b";
         let rows = self
             .target
@@ -214,7 +214,7 @@ impl ShardMove<'_> {
         {
             return Err(refuse("it is unknown how far the old copy is".to_owned()));
         }
-        let sql = "UPDATE pgshard.back SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
+        let sql = "UPDATE pgshard.rollback SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
         self.target
             .execute(what, sql, &[taken_back.uuid(), &shard, &id])
             .await?;
@@ -296,7 +296,8 @@ pub(crate) async fn give_back(
     shard: ShardId,
 ) -> Result<bool, Error> {
     let what = "giving the old copy back";
-    let sql = "SELECT b.move_id, m.epoch FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
+    let sql =
+        "SELECT b.move_id, m.epoch FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, \
         shard_id)
         WHERE b.taken_by = $1 AND b.shard_id = $2 FOR UPDATE OF b";
     let rows = session
@@ -326,7 +327,7 @@ pub(crate) async fn give_back(
             &[taker.uuid(), &shard.as_i32(), taken_back.uuid()],
         )
         .await?;
-    let sql = "UPDATE pgshard.back SET taken_by = NULL WHERE move_id = $1 AND shard_id = $2";
+    let sql = "UPDATE pgshard.rollback SET taken_by = NULL WHERE move_id = $1 AND shard_id = $2";
     session
         .execute(what, sql, &[taken_back.uuid(), &shard.as_i32()])
         .await?;
@@ -437,7 +438,7 @@ pub(crate) async fn drop_constraints(
     ));
     source.batch(what, "BEGIN").await?;
     let dropped = async {
-        let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
+        let sql = "UPDATE pgshard.rollback SET at_open = $3, fingerprint = $4
             WHERE move_id = $1 AND shard_id = $2 AND at_open IS NULL AND lost IS NULL AND taken_by \
             IS NULL";
         if source
@@ -565,8 +566,7 @@ pub(crate) async fn lose(
     shard: ShardId,
     why: &str,
 ) -> Result<(), Error> {
-    let sql =
-        "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
+    let sql = "UPDATE pgshard.rollback SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
     tracing::warn!(%id, %shard, why, "a rollback is no longer possible");
     source
         .execute(
@@ -590,7 +590,7 @@ pub(crate) async fn lose_unless_taken(
     why: &str,
 ) -> Result<Option<MoveId>, Error> {
     let sql =
-        "UPDATE pgshard.back SET lost = coalesce(lost, CASE WHEN taken_by IS NULL THEN $3 END)
+        "UPDATE pgshard.rollback SET lost = coalesce(lost, CASE WHEN taken_by IS NULL THEN $3 END)
         WHERE move_id = $1 AND shard_id = $2 RETURNING taken_by";
     let rows = source
         .rows(
@@ -616,7 +616,7 @@ pub(crate) async fn lose_all(
     id: MoveId,
     why: &str,
 ) -> Result<u64, Error> {
-    let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
+    let sql = "UPDATE pgshard.rollback b SET lost = $3 FROM pgshard.move m
         WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2
         AND b.lost IS NULL";
     source
@@ -634,7 +634,7 @@ pub(crate) async fn recorded_of(
     source: &Session,
     entry: &Entry,
 ) -> Result<(Option<String>, bool), Error> {
-    let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND \
+    let sql = "SELECT fingerprint FROM pgshard.rollback WHERE move_id = $1 AND shard_id = $2 AND \
         at_open IS NOT NULL";
     let rows = source
         .rows(
@@ -653,7 +653,7 @@ pub(crate) async fn recorded_of(
 ///
 /// Locks: the row, for one statement; waits for a transaction of the former one.
 pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, Error> {
-    let sql = "UPDATE pgshard.progress p SET lease = $3 FROM pgshard.back b
+    let sql = "UPDATE pgshard.progress p SET lease = $3 FROM pgshard.rollback b
         WHERE p.move_id = $1 AND p.shard_id = $2 AND b.move_id = $1 AND b.shard_id = $2
           AND b.lost IS NULL AND b.taken_by IS NULL";
     let taken = source
@@ -670,7 +670,7 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
 pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.reverse) {
         (Phase::Kept, Some(back)) => back,
-        (Phase::Kept, None) if entry.back == Back::Forgone => {
+        (Phase::Kept, None) if entry.rollback == Rollback::Forgone => {
             return Some(
                 "it was moved with --no-reverse-replication: its old copy is as it was at the move"
                     .to_owned(),

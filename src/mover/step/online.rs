@@ -58,7 +58,7 @@ impl ShardMove<'_> {
             }
             self.refuse_unnamed(schema).await?;
             // A rollback finds rows that it has not copied.
-            if self.back_of.is_none()
+            if self.rollback_of.is_none()
                 && original::is_rewritten(&self.source, schema, &self.copied().await?).await?
             {
                 return Err(altered(Alteration::Rows.words()));
@@ -233,7 +233,7 @@ impl ShardMove<'_> {
         let seen = seen.map_err(|error| self.source.failed(what, error))?;
         // The sequences of an old copy have handed out values; those of a new copy may begin
         // anywhere.
-        let floor = match self.back_of {
+        let floor = match self.rollback_of {
             Some(_) => {
                 let incoming = Namespace::from(self.names.incoming().as_str());
                 let own = sequences::sequence_values(self.target.client.client(), &incoming).await;
@@ -357,7 +357,7 @@ impl ShardMove<'_> {
 
     /// The name of publication and slot.
     fn stream(&self) -> String {
-        slot::name_of(self.hold.id, self.back_of, &self.target.host)
+        slot::name_of(self.hold.id, self.rollback_of, &self.target.host)
     }
 
     /// Forgets what was compared, because one of the servers was restarted or replaced, or it was

@@ -59,7 +59,7 @@ impl Blueprint {
 impl ShardMove<'_> {
     pub(crate) fn prepare(&self) -> BoxFuture<'_, Result<Blueprint, Error>> {
         Box::pin(async move {
-            if self.back_of.is_none() {
+            if self.rollback_of.is_none() {
                 self.announce().await?;
                 self.at("after incoming")?;
             }
@@ -72,7 +72,7 @@ impl ShardMove<'_> {
                         self.source.host, self.names.schema
                     ),
                 })?;
-            if self.back_of.is_none() {
+            if self.rollback_of.is_none() {
                 self.refuse_unsound(schema).await?;
             }
             if self.mode == Mode::Online {
@@ -88,7 +88,7 @@ impl ShardMove<'_> {
             let built = Blueprint::of(glance, &facts, self.creation(&facts).await?);
             let fingerprint = built.original.fingerprint().clone();
             // The old copy has its rows already: the stream brings what it lacks.
-            let reached = match self.back_of {
+            let reached = match self.rollback_of {
                 None => {
                     self.build_target(schema, &built.creation).await?;
                     self.at("after target schema")?;

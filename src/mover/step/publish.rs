@@ -61,7 +61,7 @@ impl ShardMove<'_> {
                     self.validate_keys(built).await?;
                     self.forget_chunks().await?;
                     self.at("after forgotten")?;
-                    if let Some(taken_back) = self.back_of {
+                    if let Some(taken_back) = self.rollback_of {
                         self.end_of_former(taken_back).await?;
                         self.at("after end of former")?;
                     }

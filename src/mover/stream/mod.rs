@@ -18,11 +18,11 @@ pub(crate) mod follower;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
-mod harm;
+mod inject;
 /// Without failpoints every change is applied as it came.
 #[cfg(not(any(debug_assertions, feature = "failpoints")))]
-mod harm {
-    pub(super) fn harmed(
+mod inject {
+    pub(super) fn with_injected_fault(
         _: Option<&crate::mover::protocol::failpoint::Failpoint>,
         change: super::run::Change,
     ) -> impl Iterator<Item = super::run::Change> {

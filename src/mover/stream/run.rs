@@ -22,7 +22,7 @@ use crate::mover::stream::changes::{Followed, Tables};
 use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault};
 use crate::mover::stream::follower::{Align, Command, Lag};
-use crate::mover::stream::harm::harmed;
+use crate::mover::stream::inject::with_injected_fault;
 use crate::mover::stream::transport::{Frame, Transport};
 use crate::mover::stream::wire::{Message, Relation, Row};
 use crate::mover::stream::worker::{End, Worker};
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
         loop {
             if self.batch.is_none() && self.transaction.is_none() {
                 while let Ok(command) = self.worker.commands.try_recv() {
-                    if let Some(end) = self.obey(command).await? {
+                    if let Some(end) = self.handle_command(command).await? {
                         return Ok(end);
                     }
                 }
@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
             let between = self.transaction.is_none() && self.batch.is_none();
             tokio::select! {
                 command = self.worker.commands.recv(), if between => match command {
-                    Some(command) => if let Some(end) = self.obey(command).await? { return Ok(end); },
+                    Some(command) => if let Some(end) = self.handle_command(command).await? { return Ok(end); },
                     None => return Ok(End::Stopped),
                 },
                 frames = self.transport.next() => self.backlog.extend(frames?),
@@ -342,7 +342,8 @@ impl<'a> Run<'a> {
             followed.breach = Some(breach);
         }
         let mut applied = false;
-        for change in harmed(self.worker.options.failpoints.failpoint.as_ref(), change) {
+        for change in with_injected_fault(self.worker.options.failpoints.failpoint.as_ref(), change)
+        {
             applied |= match change {
                 Change::Insert(new) => table.insert(applier, xid, new).await?,
                 Change::Update(old, new) => {
@@ -609,7 +610,7 @@ impl<'a> Run<'a> {
     }
 
     /// Executes the requested commands, between two target transactions.
-    async fn obey(&mut self, command: Command) -> Result<Option<End>, Failure> {
+    async fn handle_command(&mut self, command: Command) -> Result<Option<End>, Failure> {
         match command {
             Command::Stop => return Ok(Some(End::Stopped)),
             Command::Expect {

@@ -38,8 +38,8 @@ pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
 
 /// The name of the publication and slot that a move from this source to this target reads: its own,
 /// or, for a rollback, those of the reverse replication.
-pub(crate) fn name_of(id: MoveId, back_of: Option<MoveId>, target: &HostName) -> String {
-    back_of.map_or_else(
+pub(crate) fn name_of(id: MoveId, rollback_of: Option<MoveId>, target: &HostName) -> String {
+    rollback_of.map_or_else(
         || stream_name(id),
         |taken_back| back_name(taken_back, target),
     )

@@ -13,7 +13,7 @@ pub(super) fn check(
     control: &ControlFacts,
 ) {
     slots(findings, hosts, host, control);
-    for (shard, why) in &control.lost_ways {
+    for (shard, why) in &control.lost_rollbacks {
         let what = format!("it cannot be taken back here by `pgshard moves rollback`: {why}");
         let remedy = "run `pgshard moves complete` when all is well; `pgshard move` brings it back \
             by a new copy";
@@ -47,7 +47,7 @@ pub(super) fn check(
 /// The slots that moves need and that are gone, or invalidated: a failover manager may drop what it
 /// does not know, and a server gives up what keeps too much.
 fn slots(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &ControlFacts) {
-    for (shard, way) in &control.open_ways {
+    for (shard, way) in &control.open_rollbacks {
         let Some(facts) = hosts.facts(&way.target) else {
             continue;
         };

@@ -470,7 +470,7 @@ fn what_moves_have_left() {
         row("old signpost", None),
     ];
     control
-        .lost_ways
+        .lost_rollbacks
         .insert(shard(0), "its slot is gone".to_owned());
     let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
     let codes: Vec<_> = findings

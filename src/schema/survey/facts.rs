@@ -132,9 +132,9 @@ pub struct ControlFacts {
     pub live_moves: BTreeSet<Uuid>,
     /// The shards that left and cannot be taken back although their old copies are kept, with the
     /// reason.
-    pub lost_ways: BTreeMap<ShardId, String>,
+    pub lost_rollbacks: BTreeMap<ShardId, String>,
     /// The shards that left and can be taken back.
-    pub open_ways: BTreeMap<ShardId, OpenWay>,
+    pub open_rollbacks: BTreeMap<ShardId, OpenRollback>,
     /// The shards with old copies that are kept, from moves that may not have copied everything.
     pub audits: Vec<KeptAudit>,
     /// What moves have created here and must be dropped some day.
@@ -192,7 +192,7 @@ pub type Record = BTreeMap<HostName, BTreeMap<ShardId, ShardEpoch>>;
 
 /// How a shard that left can be taken back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenWay {
+pub struct OpenRollback {
     /// The move that would be taken back.
     pub id: Uuid,
     /// Where the shard is.

@@ -36,7 +36,7 @@ pub mod top;
 pub(super) use control::{installed, shape};
 pub use facts::{
     AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit,
-    LedgerRow, MadeSet, OfMoves, OpenMove, OpenWay, Record, RecordedCluster, RecordedControl,
+    LedgerRow, MadeSet, OfMoves, OpenMove, OpenRollback, Record, RecordedCluster, RecordedControl,
     ServerFacts, ShardRow, ShardState, Survey,
 };
 pub(super) use later::open_move;

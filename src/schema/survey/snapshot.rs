@@ -15,7 +15,7 @@ use crate::schema::control::RecordedMigration;
 use crate::schema::control::shape::Shape;
 use crate::schema::survey::facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, IncomingRow, KeptAudit, LedgerRow, MadeSet,
-    OpenWay, RecordedCluster, RecordedControl, ShardRow, ShardState,
+    OpenRollback, RecordedCluster, RecordedControl, ShardRow, ShardState,
 };
 use crate::shard::ShardId;
 
@@ -74,10 +74,10 @@ SELECT json_build_object(
     'invalid_indexes', (SELECT json_agg(json_build_array(s.shard_id, c.relname))
         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         JOIN pgshard.shard s ON s.schema_name = n.nspname WHERE NOT (i.indisvalid AND i.indisready)),
-    'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
+    'lost_rollbacks', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
         USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
-    'open_ways', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target, b.stream)) FROM pgshard.back b
+    'open_rollbacks', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target, b.stream)) FROM pgshard.back b
         JOIN pgshard.move m USING (move_id, shard_id)
                   WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
     'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, m.audit,
@@ -102,8 +102,8 @@ struct RawControl {
     invalid_indexes: Option<BTreeSet<(ShardId, String)>>,
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
-    lost_ways: Option<Vec<(ShardId, String)>>,
-    open_ways: Option<Vec<(ShardId, Uuid, String, String)>>,
+    lost_rollbacks: Option<Vec<(ShardId, String)>>,
+    open_rollbacks: Option<Vec<(ShardId, Uuid, String, String)>>,
     audits: Option<Vec<RawAudit>>,
     live_moves: Option<Vec<Uuid>>,
     ledger: Option<Vec<LedgerRow>>,
@@ -188,9 +188,9 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
         attempts: attempts
             .map(|(shard, name, message)| (shard, Attempt { name, message }))
             .collect(),
-        lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),
-        open_ways: raw
-            .open_ways
+        lost_rollbacks: raw.lost_rollbacks.unwrap_or_default().into_iter().collect(),
+        open_rollbacks: raw
+            .open_rollbacks
             .unwrap_or_default()
             .into_iter()
             .filter_map(open_way)
@@ -261,10 +261,10 @@ fn kept_audit((shard, move_id, target, state, found): RawAudit) -> Result<KeptAu
 
 fn open_way(
     (shard, id, target, slot): (ShardId, Uuid, String, String),
-) -> Option<(ShardId, OpenWay)> {
+) -> Option<(ShardId, OpenRollback)> {
     Some((
         shard,
-        OpenWay {
+        OpenRollback {
             id,
             target: HostName::new(&target).ok()?,
             slot,

@@ -278,7 +278,7 @@ async fn ways_back_from_several_hosts() {
     let mover = world.mover();
     let feeding = tokio::spawn({
         let mover = mover.clone();
-        async move { mover.feed(None).await }
+        async move { mover.follow_old_copies(None).await }
     });
     let fed = "SELECT name FROM shard_0000__left_e2.users UNION ALL SELECT name FROM \
         shard_0002__left_e2.users";
@@ -342,7 +342,7 @@ async fn a_feed_leaves_a_rollback_its_changes() {
         world.mover_with(Options::default().leases(Leases::of(Duration::from_millis(1500))));
     let feeding = tokio::spawn({
         let mover = mover.clone();
-        async move { mover.feed(None).await }
+        async move { mover.follow_old_copies(None).await }
     });
     let fed = async |shard: u16, name: &str| {
         let sql = format!("SELECT name FROM shard_{shard:04}__left_e1.users WHERE name = '{name}'");

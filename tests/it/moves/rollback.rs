@@ -196,7 +196,7 @@ on_each_version! {
         db2.batch_execute(&changes(0, 3)).await.unwrap();
         let (one, another) = (with_leases(&world), with_leases(&world));
         let tasks = [one.clone(), another.clone()]
-            .map(|mover| tokio::spawn(async move { mover.feed(None).await }));
+            .map(|mover| tokio::spawn(async move { mover.follow_old_copies(None).await }));
         copied(&db1, &db2).await;
         db2.batch_execute(&changes(0, 4)).await.unwrap();
         kept(&world.mover().rollback(id).await.unwrap());
@@ -253,7 +253,7 @@ on_each_version! {
         let mover = with_leases(&world);
         let feeding = tokio::spawn({
             let mover = mover.clone();
-            async move { mover.feed(None).await }
+            async move { mover.follow_old_copies(None).await }
         });
         let lost = async |shard: i32| -> Option<String> {
             let sql =

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args as ArgGroup, Subcommand, ValueEnum};
 use jiff::Timestamp;
-use pgshard::mover::{Back, Failpoint, FenceAt, IdentityPolicy, Mode, Options, Unaudited};
+use pgshard::mover::{Failpoint, FenceAt, IdentityPolicy, Mode, Options, Rollback, Unaudited};
 
 use super::pace::{AuditPace, ForTests, Pace};
 use crate::values;
@@ -67,11 +67,11 @@ pub(crate) struct Move {
 
 impl Move {
     /// Whether the shards can be taken back.
-    pub(crate) fn back(&self) -> Back {
+    pub(crate) fn rollback(&self) -> Rollback {
         if self.no_reverse_replication {
-            Back::Forgone
+            Rollback::Forgone
         } else {
-            Back::Prepared
+            Rollback::Prepared
         }
     }
 
@@ -87,7 +87,7 @@ impl Move {
     /// When the shards are fenced.
     pub(crate) fn fence_at(&self) -> FenceAt {
         match (self.hold, self.at) {
-            (true, _) => FenceAt::Go,
+            (true, _) => FenceAt::OnRequest,
             (false, Some(at)) => FenceAt::Time(at),
             (false, None) => FenceAt::Ready,
         }
@@ -377,7 +377,7 @@ pub(crate) struct BackLimit {
 impl BackLimit {
     /// The mover's options.
     pub(crate) fn options(self) -> Options {
-        Options::default().back_wal_max(self.max_wal)
+        Options::default().reverse_wal_max(self.max_wal)
     }
 }
 

@@ -121,8 +121,8 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         },
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {
-            let (fence_at, back, identity) =
-                (args.fence_at(), args.back(), args.replica_identity());
+            let (fence_at, rollback, identity) =
+                (args.fence_at(), args.rollback(), args.replica_identity());
             let asked = relocate::Asked {
                 shards: args.shards,
                 target: args.to,
@@ -135,7 +135,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
                     .pace
                     .options()
                     .fence_at(fence_at)
-                    .back(back)
+                    .rollback(rollback)
                     .replica_identity(identity),
             };
             relocate::run(asked, config, output).await
@@ -332,10 +332,10 @@ async fn run_moves(
         }
         Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
         Some(MovesCommand::Pause(args)) => {
-            moves::want(DesiredState::Pause, args.id.as_deref(), config, output).await
+            moves::set_desired_state(DesiredState::Pause, args.id.as_deref(), config, output).await
         }
         Some(MovesCommand::Continue(args)) => {
-            moves::want(DesiredState::Go, args.id.as_deref(), config, output).await
+            moves::set_desired_state(DesiredState::Run, args.id.as_deref(), config, output).await
         }
         Some(MovesCommand::Stop(args)) => {
             moves::stop(args.id.as_deref(), args.patience.duration(), config, output).await

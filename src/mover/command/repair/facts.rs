@@ -133,7 +133,7 @@ pub(super) struct JournaledMove {
     pub(super) id: MoveId,
     pub(super) target: HostName,
     pub(super) phase: Phase,
-    pub(super) back_of: Option<MoveId>,
+    pub(super) rollback_of: Option<MoveId>,
     pub(super) worker: Option<Worker>,
 }
 
@@ -315,7 +315,7 @@ async fn journal(session: &Session, shard: ShardId) -> Result<Vec<JournaledMove>
         id: entry.id,
         target: entry.target,
         phase: entry.phase,
-        back_of: entry.back_of,
+        rollback_of: entry.rollback_of,
         worker: entry.worker,
     };
     Ok(entries.into_iter().map(told).collect())
@@ -330,12 +330,12 @@ async fn copies(session: &Session, shard: ShardId, names: &Names) -> Result<Vec<
             WHERE starts_with(nspname, $2 || '__left_e') AND substr(nspname, length($2::text) + 9) \
             ~ '^[0-9]{1,9}$'
             UNION ALL
-            SELECT m.epoch, b.taken_by FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
+            SELECT m.epoch, b.taken_by FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, \
             shard_id)
             JOIN pgshard.incoming i ON i.move_id = b.taken_by AND i.shard_id = b.shard_id WHERE \
             b.shard_id = $1)
         SELECT c.epoch, c.taken_by, c.taken_by IS NOT NULL OR EXISTS (
-            SELECT FROM pgshard.move m JOIN pgshard.back b USING (move_id, shard_id)
+            SELECT FROM pgshard.move m JOIN pgshard.rollback b USING (move_id, shard_id)
             JOIN pgshard.progress p USING (move_id, shard_id)
             WHERE m.shard_id = $1 AND m.epoch = c.epoch AND b.at_open IS NOT NULL AND p.xmin <> \
             b.xmin)

@@ -30,7 +30,7 @@ pub(super) enum Action {
         epoch: ShardEpoch,
         owner: HostName,
         since: ShardEpoch,
-        back_of: Option<MoveId>,
+        rollback_of: Option<MoveId>,
     },
     /// The host's old copy becomes the shard again.
     TakeBack {
@@ -490,12 +490,12 @@ fn stand_down(host: &HostName, known: &ShardFacts, owner: &HostName, since: Shar
         .journal
         .iter()
         .find(|told| !told.phase.is_ended() && told.target == *owner);
-    let back_of = open.and_then(|told| told.back_of);
+    let rollback_of = open.and_then(|told| told.rollback_of);
     Action::StandDown {
         host: host.clone(),
         epoch,
         owner: owner.clone(),
         since,
-        back_of,
+        rollback_of,
     }
 }

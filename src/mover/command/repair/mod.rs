@@ -164,11 +164,11 @@ impl Work<'_> {
                 epoch,
                 owner,
                 since,
-                back_of,
+                rollback_of,
             } => {
                 let at = self.open(host).await?;
                 self.stand_down(&at, *epoch, owner, *since).await?;
-                match back_of {
+                match rollback_of {
                     Some(former) => self.end_former(owner, *former).await,
                     None => Ok(()),
                 }
@@ -357,7 +357,7 @@ impl Work<'_> {
             updated_at = clock_timestamp()
             WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
         at.execute(what, sql, &[former.uuid(), &shard]).await?;
-        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
+        let sql = "DELETE FROM pgshard.rollback WHERE move_id = $1 AND shard_id = $2";
         at.execute(what, sql, &[former.uuid(), &shard]).await?;
         at.batch(what, "COMMIT").await
     }

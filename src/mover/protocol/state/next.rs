@@ -142,7 +142,7 @@ pub(crate) struct Own {
     pub(crate) goal: Goal,
     pub(crate) until: Until,
     pub(crate) stop: Stop,
-    /// What the operator wants: a shard is fenced at [`DesiredState::Go`] only.
+    /// What the operator wants: a shard is fenced at [`DesiredState::Run`] only.
     pub(crate) desired: DesiredState,
     pub(crate) stream: Stream,
 }
@@ -356,7 +356,7 @@ fn online(own: Own, phase: Phase, target: Target) -> Step {
 fn fence(own: Own, fence: Step) -> Step {
     match (own.until, own.desired) {
         (Until::Ready, _) => Step::HandBack,
-        (Until::End, DesiredState::Go) => fence,
+        (Until::End, DesiredState::Run) => fence,
         (Until::End, desired @ (DesiredState::Hold | DesiredState::Pause)) => {
             Step::Wait { desired }
         }

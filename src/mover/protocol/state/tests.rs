@@ -47,7 +47,7 @@ fn finishing(stream: Stream) -> Own {
         goal: Goal::Finish,
         until: Until::End,
         stop: Stop::No,
-        desired: DesiredState::Go,
+        desired: DesiredState::Run,
         stream,
     }
 }
@@ -62,7 +62,7 @@ fn movers() -> Vec<Own> {
                 (Until::Ready, Stop::No),
                 (Until::End, Stop::Asked),
             ] {
-                for desired in [DesiredState::Go, DesiredState::Hold, DesiredState::Pause] {
+                for desired in [DesiredState::Run, DesiredState::Hold, DesiredState::Pause] {
                     all.push(Own {
                         goal,
                         until,
@@ -246,7 +246,7 @@ fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
             assert!(step == Step::Fence || compared, "{own:?} {observed:?}");
             assert_eq!(
                 (own.until, own.stop, own.desired),
-                (Until::End, Stop::No, DesiredState::Go),
+                (Until::End, Stop::No, DesiredState::Run),
                 "{observed:?}"
             );
             fenced += 1;
@@ -399,7 +399,7 @@ fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
             ..own
         },
         Step::Wait { .. } => Own {
-            desired: DesiredState::Go,
+            desired: DesiredState::Run,
             ..own
         },
         _ => own,

@@ -88,7 +88,7 @@ fn both<'a>(context: &'a Context, entry: &'a Entry) -> BoxFuture<'a, Result<Audi
         let (rows, mut left_out) = comparison.end(why);
         found.extend(rows);
         let source = context.hosts.open(&entry.source).await?.for_shard(shard);
-        let known = known(&target, entry.back_of, shard).await?;
+        let known = known(&target, entry.rollback_of, shard).await?;
         let (of_old, of_new) = (ours.tables(until).await?, theirs.tables(until).await?);
         let mut differences = Vec::new();
         for difference in found {

@@ -153,7 +153,7 @@ pub(in crate::mover) async fn begin(
                 });
             }
         }
-        let known = known(&work.target, work.back_of, work.hold.shard).await?;
+        let known = known(&work.target, work.rollback_of, work.hold.shard).await?;
         Ok::<_, Error>(Begun {
             hold: work.hold,
             source,

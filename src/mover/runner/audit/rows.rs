@@ -178,7 +178,7 @@ impl<'a> Comparison<'a> {
                 }
                 self.throttle.pass(chunk.bytes).await;
                 let _piece = match self.permits {
-                    Some(permits) => Some(permits.piece().await),
+                    Some(permits) => Some(permits.background_permit().await),
                     None => None,
                 };
                 let told = self.persist(source, target, &chunk).await?;

@@ -94,7 +94,7 @@ impl Driver<'_> {
                 Ok(())
             }
             // Nothing was fenced, so the application is not blocked during this time.
-            Ok(None) => self.again(HELD.to_owned()).await,
+            Ok(None) => self.retry_fence(HELD.to_owned()).await,
             // A table was created after the signpost was built. If the reason is another, the next
             // observation shows it.
             Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
@@ -141,7 +141,7 @@ impl Driver<'_> {
             Ok(Outcome::Copied) => Ok(()),
             Ok(Outcome::Blocked(locks)) => {
                 self.unfence(attempt).await?;
-                self.again(
+                self.retry_fence(
                     locks
                         .iter()
                         .map(ToString::to_string)

@@ -13,7 +13,7 @@ use crate::mover::protocol::state::{Lease, Mode, Phase, Source, Target};
 use crate::mover::protocol::verdict::Audit;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Copying, Driver, OPEN_FOR};
-use crate::mover::runner::permit::Piece;
+use crate::mover::runner::permit::BackgroundPermit;
 use crate::pg::cause::chain;
 use crate::store::MapStore;
 
@@ -154,7 +154,7 @@ impl<'a> Driver<'a> {
                 Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
                 Mode::Online => {
                     let unopened = self.remembered.unopened.take();
-                    let _piece = self.piece().await;
+                    let _permit = self.background_permit().await;
                     match audit::begin(self.context, &self.work, unopened, entry.attempt).await {
                         Ok(begun) => {
                             self.audit = Some(begun);
@@ -164,11 +164,11 @@ impl<'a> Driver<'a> {
                     }
                 }
             };
-            let piece = self.piece().await;
+            let permit = self.background_permit().await;
             self.work
                 .settle(self.built.as_ref().map(|built| &built.creation))
                 .await?;
-            drop(piece);
+            drop(permit);
             // If another mover or a router has opened it, the pause was over before this one
             // noticed.
             let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
@@ -178,9 +178,9 @@ impl<'a> Driver<'a> {
 
     /// Begins a piece of work that makes way for the fences of the group, if the shard belongs to
     /// one.
-    async fn piece(&self) -> Option<Piece<'a>> {
+    async fn background_permit(&self) -> Option<BackgroundPermit<'a>> {
         match &self.copying {
-            Copying::Online(online) => Some(online.permits.piece().await),
+            Copying::Online(online) => Some(online.permits.background_permit().await),
             Copying::Blocking | Copying::Unfollowed => None,
         }
     }
@@ -233,7 +233,7 @@ impl<'a> Driver<'a> {
         let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
         let Some(message) = error
             .full_disk(&host)
-            .filter(|_| self.work.back_of.is_none())
+            .filter(|_| self.work.rollback_of.is_none())
         else {
             return error;
         };

@@ -122,21 +122,21 @@ impl<'a> Driver<'a> {
     /// Gives what the target was built from, the servers on which it was compared, and the audit to
     /// run. The connections are closed: a transaction that failed halfway holds locks that the
     /// follower waits for.
-    pub(in crate::mover) fn end(self) -> Rest {
-        self.rest().0
+    pub(in crate::mover) fn end(self) -> DriverRemainder {
+        self.into_remainder().0
     }
 
     /// The same when nothing has failed: its sessions may be used by others.
-    pub(in crate::mover) async fn end_well(self) -> Rest {
+    pub(in crate::mover) async fn finish(self) -> DriverRemainder {
         let context = self.context;
-        let (rest, work) = self.rest();
+        let (rest, work) = self.into_remainder();
         work.give_back(&context.hosts).await;
         rest
     }
 
-    fn rest(self) -> (Rest, ShardMove<'a>) {
+    fn into_remainder(self) -> (DriverRemainder, ShardMove<'a>) {
         (
-            Rest {
+            DriverRemainder {
                 built: self.built,
                 compared_on: self.remembered.compared_on,
                 audit: self.audit,
@@ -243,7 +243,7 @@ impl<'a> Driver<'a> {
     }
 
     /// The error that the target has lost what this mover has put there.
-    pub(super) fn gone(&self) -> Error {
+    pub(super) fn target_lost(&self) -> Error {
         let reason = "its copy has disappeared from the target: resume the move".to_owned();
         Error::Superseded {
             host: self.work.target.host.clone(),
@@ -304,7 +304,7 @@ impl<'a> Driver<'a> {
 
     /// Handles a fence that was not set, or was taken back: there is another attempt after a while,
     /// unless this was the last.
-    async fn again(&self, reason: String) -> Result<(), Error> {
+    async fn retry_fence(&self, reason: String) -> Result<(), Error> {
         let (shard, attempt) = (self.work.hold.shard, self.fences);
         if attempt >= self.context.options.fence_attempts {
             return Err(Error::GaveUp {
@@ -324,7 +324,7 @@ impl<'a> Driver<'a> {
 }
 
 /// What a driver leaves to the next driver of its shard.
-pub(in crate::mover) struct Rest {
+pub(in crate::mover) struct DriverRemainder {
     pub(in crate::mover) built: Option<Blueprint>,
     pub(in crate::mover) compared_on: Option<facts::Servers>,
     pub(in crate::mover) audit: Option<audit::Begun>,

@@ -43,7 +43,7 @@ impl Driver<'_> {
                 self.online()?,
                 self.built.as_ref().ok_or_else(|| self.unfollowed())?,
             );
-            let piece = online.permits.piece().await;
+            let permit = online.permits.background_permit().await;
             self.work
                 .caught_up(&built.creation, online.follower)
                 .await?;
@@ -52,7 +52,7 @@ impl Driver<'_> {
             if let Some(stream) = online.reverse {
                 self.work.prepare_back(stream).await?;
             }
-            drop(piece);
+            drop(permit);
             let compared = common_point::shard(
                 &self.work,
                 &self.context.hosts,
@@ -63,11 +63,11 @@ impl Driver<'_> {
             self.work.timings.since("verify", began);
             self.work.at("after verify")?;
             // As late as possible while the shard is open: the views show the data of this time.
-            let piece = online.permits.piece().await;
+            let permit = online.permits.background_permit().await;
             self.patience()
                 .wait_for(self.work.fill_open(&built.creation))
                 .await?;
-            drop(piece);
+            drop(permit);
             self.work.ready().await?;
             self.remembered.compared_on = Some(servers);
             Ok(())
@@ -86,7 +86,7 @@ impl Driver<'_> {
         let told = async {
             // An error means that the heartbeat is gone, and with it the lease.
             let _ = desired
-                .wait_for(|all| all.get(&shard).copied().unwrap_or_default() == DesiredState::Go)
+                .wait_for(|all| all.get(&shard).copied().unwrap_or_default() == DesiredState::Run)
                 .await;
             Ok(())
         };
@@ -113,10 +113,10 @@ impl Driver<'_> {
         match outcome? {
             Outcome::Decided(decided) => self.ended(decided).await,
             Outcome::Refused(reason) => self.look_again(reason),
-            Outcome::NotFenced(reason) => self.again(reason).await,
+            Outcome::NotFenced(reason) => self.retry_fence(reason).await,
             Outcome::Held { attempt, reason } => {
                 self.unfence(attempt).await?;
-                self.again(reason).await
+                self.retry_fence(reason).await
             }
             Outcome::Broken { attempt, error } => {
                 self.unfence(attempt).await?;
@@ -129,7 +129,7 @@ impl Driver<'_> {
     /// fenced later.
     pub(in crate::mover::runner) async fn fence_anew(&mut self, attempt: i32) -> Result<(), Error> {
         self.unfence(attempt).await?;
-        self.again("it is unknown what was prepared before the fence".to_owned())
+        self.retry_fence("it is unknown what was prepared before the fence".to_owned())
             .await
     }
 

@@ -21,12 +21,12 @@ impl Group<'_> {
         follower: &'d Follower,
         reverse: Option<&'d str>,
     ) -> Result<Driver<'d>, End> {
-        let piece = self.permits.piece().await;
+        let permit = self.permits.background_permit().await;
         let work = match reconnect(self.context, &member.part, self.hold(member.part.shard)).await {
             Ok(work) => work,
             Err(error) => return Err(self.left(&member, error).await),
         };
-        drop(piece);
+        drop(permit);
         let online = Online {
             follower,
             reverse,
@@ -49,7 +49,7 @@ impl Group<'_> {
         let mut drive = self.with_stream(member, follower, reverse).await?;
         match self.drive(&mut drive, Until::Ready).await {
             None => {
-                let rest = drive.end_well().await;
+                let rest = drive.finish().await;
                 Ok(Member {
                     part,
                     built: rest.built,
@@ -78,7 +78,7 @@ impl Group<'_> {
         // transaction of the driver holds.
         let went_well = matches!(end, Some((_, Ok(_))));
         let rest = if went_well {
-            drive.end_well().await
+            drive.finish().await
         } else {
             drive.end()
         };

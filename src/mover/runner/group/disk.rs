@@ -20,7 +20,7 @@ use crate::pg::cause::chain;
 impl Group<'_> {
     /// While the group is worked on, passes on the requests to its mover, and watches the slot.
     /// Returns when the slot is at fault.
-    pub(super) async fn mind(&self) -> SlotTrouble {
+    pub(super) async fn supervise(&self) -> SlotTrouble {
         let mut asked = self.whole.stop.subscribe();
         let stopping = async {
             stopped(&mut asked).await;
@@ -46,7 +46,7 @@ impl Group<'_> {
         // of its own.
         let wal_max = self
             .shared
-            .back_of
+            .rollback_of
             .is_none()
             .then_some(self.context.options.wal_max);
         tokio::select! {
@@ -80,7 +80,7 @@ impl Group<'_> {
 
     /// Drops the slot, then aborts what is not decided and finishes what is. By then no task works
     /// on the group.
-    pub(super) async fn save_the_disk(
+    pub(super) async fn abort_to_free_wal(
         &self,
         parts: Vec<Part>,
         ends: Vec<End>,

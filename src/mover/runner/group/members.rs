@@ -52,7 +52,7 @@ impl Group<'_> {
                 Err(self.audited(None, end).await)
             }
             None => Ok(Member {
-                built: drive.end_well().await.built.or(member.built),
+                built: drive.finish().await.built.or(member.built),
                 ..member
             }),
         }
@@ -146,7 +146,7 @@ impl Group<'_> {
         let mut known = self.watched(&mut member, source).await;
         if let Err(error @ (Error::Altered { .. } | Error::Refused { .. })) = &known
             && is_resumed
-            && self.shared.back_of.is_none()
+            && self.shared.rollback_of.is_none()
         {
             tracing::warn!(%shard, error = chain(error), "the shard is copied again");
             let withdrawn =
@@ -220,7 +220,7 @@ impl Group<'_> {
     /// resume starts over with it.
     async fn withdraw_if_altered(&self, work: &ShardMove<'_>, error: &Error) {
         if !matches!(error, Error::Altered { .. } | Error::Refused { .. })
-            || self.shared.back_of.is_some()
+            || self.shared.rollback_of.is_some()
         {
             return;
         }

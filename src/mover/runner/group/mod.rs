@@ -24,7 +24,7 @@ use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::control::journal::{Hold, Signed};
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts::Servers;
-use crate::mover::protocol::desired::{Back, DesiredState};
+use crate::mover::protocol::desired::{DesiredState, Rollback};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
@@ -76,7 +76,7 @@ pub(in crate::mover) async fn work(
         watchdog: Watchdog::new(),
         permits: CutOverPermits::default(),
         shared: Shared::of(first),
-        back: first.back,
+        rollback: first.rollback,
         heartbeat,
         first: first.shard,
     };
@@ -94,7 +94,7 @@ struct Group<'a> {
     permits: CutOverPermits,
     shared: Shared,
     /// Whether a reverse replication is prepared.
-    back: Back,
+    rollback: Rollback,
     /// Its lease is the same for all shards of the group: a mover that takes one over takes the
     /// stream over.
     heartbeat: &'a Heartbeat,
@@ -116,14 +116,14 @@ impl<'a> Group<'a> {
         let mut work = Box::pin(self.all(parts));
         let trouble = tokio::select! {
             ends = &mut work => return ends,
-            trouble = self.mind() => trouble,
+            trouble = self.supervise() => trouble,
         };
         self.context.stop();
         let ends = work.as_mut().await;
         drop(work);
         match trouble {
             SlotTrouble::TooMuch { kept, limit } => {
-                self.save_the_disk(taken, ends, (kept, limit)).await
+                self.abort_to_free_wal(taken, ends, (kept, limit)).await
             }
             SlotTrouble::Lost(state) => self.without_slot(ends, state).await,
         }
@@ -167,8 +167,8 @@ impl<'a> Group<'a> {
             let others = self.others(&source, &target, &members, position).await?;
             self.watchdog.leave_promotions_to_the_reader();
             let follower = self.follow(&source, &members, others).await?;
-            let reverse = match self.back {
-                Back::Prepared => {
+            let reverse = match self.rollback {
+                Rollback::Prepared => {
                     reverse::stream::prepare(
                         self.context,
                         &source,
@@ -178,14 +178,14 @@ impl<'a> Group<'a> {
                     )
                     .await?
                 }
-                Back::Forgone => None,
+                Rollback::Forgone => None,
             };
             if self
                 .heartbeat
                 .desired_states()
                 .borrow()
                 .values()
-                .any(|desired| *desired != DesiredState::Go)
+                .any(|desired| *desired != DesiredState::Run)
             {
                 let rest = std::mem::take(&mut members);
                 let make_ready = |member| self.make_ready(member, &follower, reverse.as_deref());
@@ -248,7 +248,7 @@ impl<'a> Group<'a> {
 
     /// The name of publication and slot. A rollback uses those of the reverse replication.
     fn stream(&self) -> String {
-        slot::name_of(self.shared.id, self.shared.back_of, &self.shared.target)
+        slot::name_of(self.shared.id, self.shared.rollback_of, &self.shared.target)
     }
 
     fn failed(&self, shard: ShardId, error: Error) -> End {

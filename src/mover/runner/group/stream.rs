@@ -42,7 +42,7 @@ impl Group<'_> {
         let target = self.session(&self.shared.target).await?;
         let connect = self.context.hosts.options(&self.shared.source)?;
         let there = adopt::state(source, &target, connect, (&name, self.shared.id)).await?;
-        if self.shared.back_of.is_some() {
+        if self.shared.rollback_of.is_some() {
             // The slot was created before the shards came here: a new one would lack what has
             // changed since.
             let lost = |state| Error::SlotLost {
@@ -219,7 +219,7 @@ impl Group<'_> {
             .iter()
             .filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
         unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
-        if let Some(taken_back) = self.shared.back_of {
+        if let Some(taken_back) = self.shared.rollback_of {
             let entries = target.entries(Some(taken_back)).await?;
             let sharing = entries
                 .iter()
@@ -246,7 +246,7 @@ impl Group<'_> {
                 tables,
                 ..
             } = copy;
-            let basis = if self.shared.back_of.is_some() {
+            let basis = if self.shared.rollback_of.is_some() {
                 Basis::Position
             } else {
                 Basis::Chunks

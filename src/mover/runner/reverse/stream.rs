@@ -116,7 +116,7 @@ pub(crate) async fn tidy_up(
     // First, since a shard that opens between this and the next question has its reverse
     // replication from then on.
     let is_under_way = is_under_way(source, target, id).await?;
-    let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, \
         shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', \
         'aborted'))";
@@ -191,7 +191,7 @@ fn spoiled(context: &Context, state: &SlotState) -> Option<String> {
         return Some("its slot kept more WAL than max_slot_wal_keep_size allows".to_owned());
     }
     let too_much =
-        u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.back_wal_max);
+        u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.reverse_wal_max);
     too_much.then(|| {
         format!(
             "its slot kept {} MiB of WAL, more than it may",
@@ -340,7 +340,8 @@ async fn lose_what_lacks(
     confirmed: u64,
 ) -> Result<(), Error> {
     let what = "looking for old copies that lack changes";
-    let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+    let sql =
+        "SELECT b.shard_id FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, shard_id)
         JOIN pgshard.progress p USING (move_id, shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND p.applied_lsn < $3";
     let rows = source

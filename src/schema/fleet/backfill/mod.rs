@@ -170,7 +170,7 @@ fn tell(
         .collect();
     let mut ended: BTreeMap<Uuid, Vec<ShardId>> = BTreeMap::new();
     for (shard, way) in answered()
-        .flat_map(|(_, read)| &read.open_ways)
+        .flat_map(|(_, read)| &read.open_rollbacks)
         .filter(|(shard, _)| without.contains(shard))
     {
         ended.entry(*way).or_default().push(*shard);

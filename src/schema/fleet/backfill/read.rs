@@ -51,7 +51,7 @@ pub struct HostProgress {
     pub shards: BTreeMap<ShardId, Vec<Progress>>,
     /// Moves from or to this host that can still be rolled back, by shard. Creating the table of
     /// the progress in the shard ends that.
-    pub(super) open_ways: BTreeMap<ShardId, Uuid>,
+    pub(super) open_rollbacks: BTreeMap<ShardId, Uuid>,
     /// The shards that have no table for the progress yet.
     pub(super) without: Vec<ShardId>,
 }
@@ -182,7 +182,7 @@ async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::
         WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'";
     for row in client.query_typed(sql, &[]).await? {
         if let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) {
-            host.open_ways.insert(shard, row.try_get(1)?);
+            host.open_rollbacks.insert(shard, row.try_get(1)?);
         }
     }
     Ok(host)

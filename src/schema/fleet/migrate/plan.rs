@@ -56,7 +56,7 @@ impl Plan {
             .values()
             .filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
         let mut ended: BTreeMap<Uuid, Vec<ShardId>> = BTreeMap::new();
-        for (shard, way) in controls.flat_map(|control| &control.open_ways) {
+        for (shard, way) in controls.flat_map(|control| &control.open_rollbacks) {
             if self
                 .hosts
                 .get(&way.target)

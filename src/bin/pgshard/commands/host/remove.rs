@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Heard, Observer, Options, Phase};
+use pgshard::mover::{Entry, Observer, Options, PartialAnswer, Phase};
 use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostFacts, HostFault, ShardState};
 use schemars::JsonSchema;
@@ -172,7 +172,7 @@ async fn owned(
 /// drop them their target must be asked; and those from it whose way back another host keeps its
 /// log for.
 async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<String>, Failure> {
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..

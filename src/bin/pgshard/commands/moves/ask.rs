@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pgshard::mover::{Heard, MoveId, Mover, Observer, Options, StopKind, Worker};
+use pgshard::mover::{MoveId, Mover, Observer, Options, PartialAnswer, StopKind, Worker};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -39,7 +39,7 @@ pub(crate) async fn stop(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Open).await?;
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
@@ -108,7 +108,7 @@ pub(super) async fn first(
     output: &Output,
 ) -> Result<(Vec<Worker>, Vec<Worker>), Failure> {
     let began = Instant::now();
-    let before = mover.ask(id, asked).await.found;
+    let before = mover.request(id, asked).await.found;
     for worker in &before {
         let what = asked.as_str();
         output.note(format_args!(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt, stream};
 use pgshard::ShardId;
 use pgshard::map::print_shards;
-use pgshard::mover::{Error, Heard, MoveId, Mover, Options, Phase, Report};
+use pgshard::mover::{Error, MoveId, Mover, Options, PartialAnswer, Phase, Report};
 
 use super::super::relocate::mover;
 use super::{COMPLETES_THE_REST, Verb, Watcher, failure, tell, unheard, until_done_or_cut_off};
@@ -32,7 +32,7 @@ pub(crate) async fn complete_all(
     let config = context::config(config)?;
     let watcher = Watcher::of_completion(output.clone());
     let mover = mover(&config, options, watcher.observer());
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..

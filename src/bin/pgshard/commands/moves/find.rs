@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use pgshard::map::HostName;
-use pgshard::mover::{Entry, Heard, MoveId, Mover, Phase, ReverseReplication};
+use pgshard::mover::{Entry, MoveId, Mover, PartialAnswer, Phase, ReverseReplication};
 use pgshard::pg::cause::chain;
 
 use crate::exit::Exit;
@@ -76,7 +76,7 @@ pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<
     if let Some(id) = id {
         return named(mover, id).await;
     }
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
@@ -120,7 +120,7 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
         return Ok(id);
     }
     let prefix = beginning(text)?;
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..

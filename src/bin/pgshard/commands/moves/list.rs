@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{
-    DesiredState, Entry, Error, Heard, MoveId, Observer, Options, Phase, ReverseReplication,
-    StreamProgress,
+    DesiredState, Entry, Error, MoveId, Observer, Options, PartialAnswer, Phase,
+    ReverseReplication, StreamProgress,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -60,7 +60,7 @@ pub(crate) async fn list(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
@@ -106,7 +106,7 @@ pub(crate) async fn show(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Any).await?;
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
@@ -141,7 +141,7 @@ pub(crate) async fn show(
             .as_ref()
             .map_or_else(|| "nobody".to_owned(), ToString::to_string);
         let phase = match entry.desired {
-            desired if desired == DesiredState::Go || entry.phase.is_ended() => {
+            desired if desired == DesiredState::Run || entry.phase.is_ended() => {
                 entry.phase.to_string()
             }
             desired => format!("{}, {}", entry.phase, stands(desired.as_str())),
@@ -319,7 +319,7 @@ fn stands(desired: &str) -> &'static str {
 fn next(at_work: &[String], desired: DesiredState, least: Phase) -> &'static str {
     match desired {
         _ if least.is_ended() || at_work.is_empty() => least.next(),
-        DesiredState::Go => "watch, stop or abort",
+        DesiredState::Run => "watch, stop or abort",
         DesiredState::Hold | DesiredState::Pause => "continue, stop or abort",
     }
 }
@@ -482,7 +482,7 @@ impl ShownShard<'_> {
             last_error: entry.last_error.as_deref(),
             audit: ShownAudit::of(&entry.audit),
             back: back(entry.reverse.as_ref()),
-            back_of: entry.back_of.map(|id| id.to_string()),
+            back_of: entry.rollback_of.map(|id| id.to_string()),
             created_at: entry.created_at.to_string(),
             updated_at: entry.updated_at.to_string(),
         }

@@ -44,7 +44,7 @@ pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
 pub(crate) use progress::{Line, shown, watch};
 pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
 pub(crate) use repair::{Shown as Repaired, repair};
-pub(crate) use requests::{Requested as Wanted, want};
+pub(crate) use requests::Requested as Wanted, set_desired_state};
 pub(crate) use watch::{MoveEvent, Watcher};
 
 /// What to do with a move.
@@ -162,7 +162,7 @@ pub(crate) async fn feed(
         None => None,
     };
     Ok(
-        match until_done_or_cut_off(&mover, output, mover.feed(id)).await? {
+        match until_done_or_cut_off(&mover, output, mover.follow_old_copies(id)).await? {
             Some(()) => Exit::Done,
             None => output.interrupted(None),
         },

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use pgshard::map::print_shards;
-use pgshard::mover::{DesiredState, Heard, Observer, Options};
+use pgshard::mover::{DesiredState, Observer, Options, PartialAnswer};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ pub(crate) struct Requested {
 }
 
 /// Says what is wanted of a move.
-pub(crate) async fn want(
+pub(crate) async fn set_desired_state(
     desired: DesiredState,
     id: Option<&str>,
     config: Option<&Path>,
@@ -32,11 +32,14 @@ pub(crate) async fn want(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Open).await?;
-    let Heard {
+    let PartialAnswer {
         found: shards,
         unknown: silent,
         ..
-    } = mover.want(id, desired).await.map_err(failure)?;
+    } = mover
+        .set_desired_state(id, desired)
+        .await
+        .map_err(failure)?;
     if shards.is_empty() && silent.is_empty() {
         return Err(Failure::new(
             Exit::Refused,
@@ -50,7 +53,7 @@ pub(crate) async fn want(
             shards: list,
             desired: desired.as_str(),
         });
-    } else if desired == DesiredState::Go {
+    } else if desired == DesiredState::Run {
         output.note(format_args!(
             "move {id} goes on with shards {list}, if its mover lives"
         ));

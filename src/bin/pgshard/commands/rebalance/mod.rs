@@ -16,7 +16,7 @@ use std::sync::Arc;
 use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{DesiredState, Entry, Heard, MoveId, Mover, Phase};
+use pgshard::mover::{DesiredState, Entry, MoveId, Mover, PartialAnswer, Phase};
 use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
@@ -245,7 +245,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
 
 /// What is open on any host: moves of an earlier run, or of somebody else.
 async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
-    let Heard {
+    let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
@@ -264,7 +264,8 @@ async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
 /// The moves that somebody has held or paused, and the others: whoever resumes one of the former
 /// waits until somebody else has it go on.
 fn those_that_stand(open: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
-    let stands = |entry: &&Entry| entry.desired != DesiredState::Go && entry.phase < Phase::Decided;
+    let stands =
+        |entry: &&Entry| entry.desired != DesiredState::Run && entry.phase < Phase::Decided;
     let standing: BTreeSet<MoveId> = open.iter().filter(stands).map(|entry| entry.id).collect();
     open.into_iter()
         .partition(|entry| standing.contains(&entry.id))

@@ -79,8 +79,8 @@ fn summary(first: &Entry, entries: &[&Entry]) -> Markup {
                 (first.source.as_str()) }
                 " to " b { (first.target.as_str()) } ", " (first.mode.as_str()) }
             p { span.badge.notice { (least.as_str()) } ", begun " (day_and_clock(first.created_at)) " UTC"
-                @if let Some(back_of) = first.back_of { ", a rollback of " a href=(format!("/moves/{back_of}")) {
-                    code { (back_of.to_string()) } } } }
+                @if let Some(rollback_of) = first.rollback_of { ", a rollback of " a href=(format!("/moves/{rollback_of}")) {
+                    code { (rollback_of.to_string()) } } } }
             (moves::commands(first.id, verbs))
         }
     }

@@ -34,7 +34,7 @@ use crate::shard::ShardId;
 use crate::mover::runner::reverse::needs_slot;
 use crate::mover::runner::reverse::stream;
 
-/// How often the moves are read: feeding of new ones begins, and those that have ended are let go.
+/// How often the moves are read: new ones are followed, and those that have ended are let go.
 const ROUND: Duration = Duration::from_secs(2);
 
 /// How long a stop waits for the answer to a statement that it has cut off.
@@ -44,11 +44,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 type Key = (MoveId, HostName, HostName);
 
 /// Keeps the old copies of all kept moves, or of one, up to date until the mover is stopped.
-pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
+pub(crate) async fn follow(context: &Context, id: Option<MoveId>) {
     let mut stop = context.stop.subscribe();
-    let mut fed: BTreeMap<Key, Feeding> = BTreeMap::new();
+    let mut followed: BTreeMap<Key, FollowedCopy> = BTreeMap::new();
     loop {
-        round(context, id, &mut fed).await;
+        round(context, id, &mut followed).await;
         if tokio::time::timeout(ROUND, stopped(&mut stop))
             .await
             .is_ok()
@@ -56,14 +56,14 @@ pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
             break;
         }
     }
-    for (_, feeding) in fed {
-        feeding.end().await;
+    for (_, copy) in followed {
+        copy.end().await;
     }
 }
 
 /// Ends early when the mover is stopped, and is not dropped for that: it would leave behind what it
 /// has taken.
-async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feeding>) {
+async fn round(context: &Context, id: Option<MoveId>, followed: &mut BTreeMap<Key, FollowedCopy>) {
     let Some((entries, _)) = unless_stopped(context, context.list(id)).await else {
         return;
     };
@@ -86,14 +86,14 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
         }
     }
     there.retain(|key, _| !taken.contains_key(key));
-    let gone: Vec<Key> = fed
+    let gone: Vec<Key> = followed
         .keys()
         .filter(|key| !there.contains_key(*key))
         .cloned()
         .collect();
     for key in gone {
-        if let Some(feeding) = fed.remove(&key) {
-            feeding.end().await;
+        if let Some(copy) = followed.remove(&key) {
+            copy.end().await;
         }
         if let Some(by) = taken.get(&key) {
             let error = format!(
@@ -104,7 +104,7 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
     }
     for (key, entries) in there {
         // The next round tries again, for as long as the command runs.
-        if let Err(error) = look(context, &key, &entries, fed).await {
+        if let Err(error) = look(context, &key, &entries, followed).await {
             context.observer.tell(Event::NotFed {
                 id: key.0,
                 error: chain(&error),
@@ -113,27 +113,27 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
     }
 }
 
-/// Begins to feed what is not fed yet, and looks what has become of what is. What has ended begins
-/// again in the next round, if there still is something to feed.
+/// Begins to follow what is not followed yet, and checks the rest. What has ended begins
+/// again in the next round, if there still is something to follow.
 async fn look(
     context: &Context,
     key: &Key,
     entries: &[Entry],
-    fed: &mut BTreeMap<Key, Feeding>,
+    followed: &mut BTreeMap<Key, FollowedCopy>,
 ) -> Result<(), Error> {
-    let Some(feeding) = fed.get(key) else {
-        let begun = Feeding::start(context, key, entries).await?;
-        fed.extend(begun.map(|feeding| (key.clone(), feeding)));
+    let Some(copy) = followed.get(key) else {
+        let begun = FollowedCopy::start(context, key, entries).await?;
+        followed.extend(begun.map(|copy| (key.clone(), copy)));
         return Ok(());
     };
-    let goes_on = unless_stopped(context, feeding.look_after(context, key, entries))
+    let goes_on = unless_stopped(context, copy.look_after(context, key, entries))
         .await
         .unwrap_or(Ok(true));
     if matches!(goes_on, Ok(true)) {
         return Ok(());
     }
-    if let Some(feeding) = fed.remove(key) {
-        feeding.end().await;
+    if let Some(copy) = followed.remove(key) {
+        copy.end().await;
     }
     goes_on?;
     let (id, source, serving) = key;
@@ -155,7 +155,7 @@ async fn unless_stopped<T>(context: &Context, work: impl Future<Output = T>) -> 
     }
 }
 
-struct Feeding {
+struct FollowedCopy {
     follower: Follower,
     source: Session,
     shards: Vec<Hold>,
@@ -163,15 +163,15 @@ struct Feeding {
     heartbeat: Heartbeat,
 }
 
-impl Feeding {
+impl FollowedCopy {
     /// Begins with the shards of a key. `None` if there is nothing to apply, and when the mover is
     /// stopped.
     async fn start(
         context: &Context,
         key: &Key,
         entries: &[Entry],
-    ) -> Result<Option<Feeding>, Error> {
-        let Some(reached) = unless_stopped(context, Feeding::reach(context, key)).await else {
+    ) -> Result<Option<FollowedCopy>, Error> {
+        let Some(reached) = unless_stopped(context, FollowedCopy::reach(context, key)).await else {
             return Ok(None);
         };
         let (session, beating) = reached?;
@@ -188,11 +188,11 @@ impl Feeding {
         let heartbeat = Heartbeat::start(&context.hosts, beating, &claimant, leases).await?;
         let followed = unless_stopped(
             context,
-            Feeding::follow(context, key, entries, &session, &heartbeat),
+            FollowedCopy::follow(context, key, entries, &session, &heartbeat),
         )
         .await;
         match followed {
-            Some(Ok(Some((follower, shards)))) => Ok(Some(Feeding {
+            Some(Ok(Some((follower, shards)))) => Ok(Some(FollowedCopy {
                 follower,
                 source: session,
                 shards,
@@ -226,7 +226,7 @@ impl Feeding {
         Ok((session, beating))
     }
 
-    /// Takes the shards, and follows their new host. `None` if there is nothing to feed.
+    /// Takes the shards, and follows their new host. `None` if there is nothing to follow.
     async fn follow(
         context: &Context,
         (id, source, serving): &Key,
