@@ -79,7 +79,7 @@ use control::report::report;
 use preflight::survey;
 use protocol::state::Goal;
 use protocol::throttle::Throttle;
-use runner::part::{Part, Scope, Start};
+use runner::assignment::{Assignment, Scope, Start};
 use runner::reverse::old_copies;
 use runner::work::work;
 
@@ -151,7 +151,7 @@ impl Mover {
                 id,
                 shards: plan.shards.len(),
             });
-            let part = |shard: &ShardPlan| Part {
+            let part = |shard: &ShardPlan| Assignment {
                 id,
                 shard: shard.shard,
                 source: shard.source.clone(),

@@ -55,5 +55,5 @@ pub(crate) use survey::{COMMITS_WAIT, shards_named};
 pub(crate) fn texts() -> impl Iterator<Item = &'static str> {
     control::steps::steps()
         .map(|(_, text)| text)
-        .chain(control::own::texts())
+        .chain(control::id_functions::texts())
 }

@@ -9,7 +9,7 @@ use crate::pg::ConnectError;
 use crate::schema::survey::facts::{
     FactsError, HostFacts, IncomingRow, ShardRow, ShardState, Survey,
 };
-use crate::schema::survey::known::record;
+use crate::schema::survey::host_records::record;
 use crate::schema::survey::refusal::tests::facts;
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
 

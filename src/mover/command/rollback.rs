@@ -9,7 +9,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode, Phase};
-use crate::mover::runner::part::{Part, Scope, Start};
+use crate::mover::runner::assignment::{Assignment, Scope, Start};
 use crate::mover::runner::reverse;
 use crate::mover::runner::work::work;
 use crate::mover::step::old_copy;
@@ -54,7 +54,7 @@ pub(in crate::mover) async fn rollback(
                     },
                 ))
             }
-            None => parts.push(Part {
+            None => parts.push(Assignment {
                 id,
                 shard: entry.shard,
                 source: entry.target.clone(),
@@ -75,15 +75,15 @@ pub(in crate::mover) async fn rollback(
     }
     let mut ends = work(context, parts.clone(), Goal::Finish, Scope::Named).await;
     // A shard that could not even begin leaves no claim behind.
-    let refused_there = |part: &Part| {
+    let refused_there = |part: &Assignment| {
         ends.iter().any(|(shard, end)| {
             *shard == part.shard && matches!(end, Err(Error::NoRollback { .. }))
         })
     };
-    let undo: Vec<Part> = parts
+    let undo: Vec<Assignment> = parts
         .into_iter()
         .filter(refused_there)
-        .map(|part| Part {
+        .map(|part| Assignment {
             start: Start::TakeOver,
             ..part
         })

@@ -29,7 +29,7 @@ use crate::mover::preflight::functions::{self, Missing, Needed};
 use crate::mover::preflight::identity::{self, Judgement};
 use crate::mover::preflight::intervals;
 use crate::mover::preflight::large_objects;
-use crate::mover::preflight::parts;
+use crate::mover::preflight::oid_columns;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
 use crate::mover::preflight::target::missing_at_target;
@@ -780,8 +780,8 @@ pub(crate) async fn of_shard(
     facts
         .at_source
         .extend(intervals::lost(source, &schema_facts, wanted.version).await?);
-    let parts = parts::with_oids(source, oid).await?;
-    facts.at_source.extend(parts::of_this_host(&parts));
+    let parts = oid_columns::with_oids(source, oid).await?;
+    facts.at_source.extend(oid_columns::of_this_host(&parts));
     facts
         .at_source
         .extend(large_objects::named(source, &schema_facts, &parts).await?);
@@ -855,7 +855,9 @@ pub(crate) async fn of_definition(
     refusals.extend(crossings(source, oid, prefix).await?);
     refusals.extend(bodies::bound(source, oid).await?);
     refusals.extend(unbound::computed(source, oid, prefix).await?);
-    refusals.extend(parts::of_this_host(&parts::with_oids(source, oid).await?));
+    refusals.extend(oid_columns::of_this_host(
+        &oid_columns::with_oids(source, oid).await?,
+    ));
     let decodes = format!("SELECT {CAN_DECODE}");
     if source
         .row("reading the settings", &decodes, &[])

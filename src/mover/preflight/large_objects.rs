@@ -3,7 +3,7 @@
 
 use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
-use crate::mover::preflight::parts::Part;
+use crate::mover::preflight::oid_columns::Part;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Column, Facts, Relation, RelationKind};

@@ -7,7 +7,7 @@ pub(crate) mod identity;
 pub(crate) mod intervals;
 pub(crate) mod key;
 pub(crate) mod large_objects;
-pub(crate) mod parts;
+pub(crate) mod oid_columns;
 pub(crate) mod plan;
 pub(crate) mod rehearsal;
 pub(crate) mod sound;

@@ -2,7 +2,7 @@
 
 use crate::mover::control::context::Context;
 use crate::mover::protocol::error::Error;
-use crate::mover::runner::part::Shared;
+use crate::mover::runner::assignment::Shared;
 use crate::mover::runner::reverse;
 use crate::mover::step::identity;
 use crate::mover::stream::slot;

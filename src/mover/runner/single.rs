@@ -17,15 +17,15 @@ use crate::mover::protocol::names::Names;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state;
 use crate::mover::protocol::state::{Goal, Phase, Step, Until};
+use crate::mover::runner::assignment::{Assignment, Start};
 use crate::mover::runner::driver::Driver;
-use crate::mover::runner::part::{Part, Start};
 use crate::mover::step::{ShardMove, Timings, undo};
 use crate::pg::cause::chain;
 
 /// Works on a shard that needs no shared stream: a blocking move, or the abort of any.
 pub(in crate::mover) fn to_end<'a>(
     context: &'a Context,
-    part: &'a Part,
+    part: &'a Assignment,
     goal: Goal,
     heartbeat: &'a Heartbeat,
     jobs: &'a Semaphore,
@@ -110,7 +110,7 @@ pub(in crate::mover) fn drive<'d>(
 /// Opens the connections for the work on one shard, and marks them as this mover's.
 pub(in crate::mover) async fn connect<'a>(
     context: &'a Context,
-    part: &Part,
+    part: &Assignment,
     hold: Hold,
 ) -> Result<ShardMove<'a>, Error> {
     let open = async |host| Ok::<_, Error>(context.hosts.open(host).await?.for_shard(part.shard));
@@ -144,7 +144,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// left, is tried again for a minute.
 pub(in crate::mover) async fn reconnect<'a>(
     context: &'a Context,
-    part: &Part,
+    part: &Assignment,
     hold: Hold,
 ) -> Result<ShardMove<'a>, Error> {
     patiently(context, || connect(context, part, hold)).await
@@ -173,7 +173,7 @@ where
 }
 
 /// What a failure to connect means before the shard is acquired: a new move is in no journal then.
-pub(in crate::mover) fn before_claim(part: &Part, error: Error) -> Error {
+pub(in crate::mover) fn before_claim(part: &Assignment, error: Error) -> Error {
     match part.start {
         Start::Claim => Error::NotBegun {
             shard: part.shard,
@@ -187,7 +187,7 @@ pub(in crate::mover) fn before_claim(part: &Part, error: Error) -> Error {
 pub(in crate::mover) async fn acquire(
     work: &ShardMove<'_>,
     heartbeat: &Heartbeat,
-    part: &Part,
+    part: &Assignment,
 ) -> Result<(), Error> {
     match part.start {
         Start::Claim => claim(work, heartbeat, part).await,
@@ -210,7 +210,11 @@ pub(in crate::mover) async fn acquire(
     }
 }
 
-async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
+async fn claim(
+    work: &ShardMove<'_>,
+    heartbeat: &Heartbeat,
+    part: &Assignment,
+) -> Result<(), Error> {
     work.at("before claim")?;
     let options = work.options;
     let holder = options.holder.as_str();
@@ -244,7 +248,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
 /// drops what the move has built there.
 async fn abort_without_target(
     context: &Context,
-    part: &Part,
+    part: &Assignment,
     hold: Hold,
     gone: Error,
     heartbeat: &Heartbeat,

@@ -20,9 +20,9 @@ use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode};
 use crate::mover::protocol::worker::Claimant;
 use crate::mover::protocol::worker::Work;
+use crate::mover::runner::assignment::{Assignment, Scope, ShardResult, Shared, Start};
 use crate::mover::runner::group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
-use crate::mover::runner::part::{End, Part, Scope, Shared, Start};
 use crate::mover::runner::single;
 use crate::pg::cause::chain;
 use crate::shard::ShardId;
@@ -32,20 +32,20 @@ use crate::shard::ShardId;
 /// they are open also share what reads their source.
 pub(in crate::mover) async fn work(
     context: &Context,
-    parts: Vec<Part>,
+    parts: Vec<Assignment>,
     goal: Goal,
     scope: Scope,
 ) -> Vec<(ShardId, Result<ShardReport, Error>)> {
     let _kept = context.hosts.keep_sessions();
     let jobs = Semaphore::new(context.options.jobs.max(1));
-    let mut routes: BTreeMap<Shared, Vec<Part>> = BTreeMap::new();
+    let mut routes: BTreeMap<Shared, Vec<Assignment>> = BTreeMap::new();
     for part in parts {
         routes.entry(Shared::of(&part)).or_default().push(part);
     }
     let routes = routes
         .into_iter()
         .map(|(shared, parts)| route(context, shared, parts, (goal, scope), &jobs));
-    let mut ends: Vec<End> = futures_util::future::join_all(routes)
+    let mut ends: Vec<ShardResult> = futures_util::future::join_all(routes)
         .await
         .into_iter()
         .flatten()
@@ -59,10 +59,10 @@ pub(in crate::mover) async fn work(
 fn route<'a>(
     context: &'a Context,
     shared: Shared,
-    parts: Vec<Part>,
+    parts: Vec<Assignment>,
     (goal, scope): (Goal, Scope),
     jobs: &'a Semaphore,
-) -> BoxFuture<'a, Vec<End>> {
+) -> BoxFuture<'a, Vec<ShardResult>> {
     Box::pin(async move {
         let all = parts.clone();
         let entered = async {
@@ -108,14 +108,14 @@ fn route<'a>(
     })
 }
 
-fn shared_a_stream(parts: &[Part]) -> bool {
+fn shared_a_stream(parts: &[Assignment]) -> bool {
     parts.iter().any(|part| part.mode == Mode::Online)
 }
 
 /// The ends of shards of which none has begun.
-fn not_begun(context: &Context, parts: &[Part], error: Error) -> Vec<End> {
+fn not_begun(context: &Context, parts: &[Assignment], error: Error) -> Vec<ShardResult> {
     let error = Arc::new(error);
-    let end = |part: &Part| {
+    let end = |part: &Assignment| {
         let (shard, source) = (part.shard, error.clone());
         let error = match (&*error, part.start) {
             (Error::AtWork { id, worker, .. }, _) => Error::AtWork {
@@ -136,7 +136,11 @@ fn not_begun(context: &Context, parts: &[Part], error: Error) -> Vec<End> {
 }
 
 /// Records that this mover is at work, before it holds anything.
-async fn enter(context: &Context, shared: &Shared, parts: &[Part]) -> Result<Heartbeat, Error> {
+async fn enter(
+    context: &Context,
+    shared: &Shared,
+    parts: &[Assignment],
+) -> Result<Heartbeat, Error> {
     let claimant = claimant(context, shared, Uuid::new_v4());
     let session = context.hosts.open(&shared.source).await?;
     for part in parts.iter().take(1) {
@@ -169,9 +173,9 @@ async fn take_route(
     context: &Context,
     shared: &Shared,
     heartbeat: &Heartbeat,
-    parts: Vec<Part>,
+    parts: Vec<Assignment>,
     scope: Scope,
-) -> Result<Vec<Part>, Error> {
+) -> Result<Vec<Assignment>, Error> {
     let Some(first) = parts
         .iter()
         .find(|part| matches!(part.start, Start::TakeOver))
@@ -192,7 +196,7 @@ async fn take_route(
     if let Ok(target) = context.hosts.open(&shared.target).await {
         target.end_former(own, &shards, &former).await?;
     }
-    let taken = entries.iter().map(Part::of);
+    let taken = entries.iter().map(Assignment::of);
     Ok(match scope {
         Scope::Routes => taken.collect(),
         Scope::Named => taken
@@ -221,15 +225,15 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
 /// interrupted.
 async fn apply_stop_request(
     context: &Context,
-    ends: Vec<End>,
-    parts: &[Part],
+    ends: Vec<ShardResult>,
+    parts: &[Assignment],
     heartbeat: &Heartbeat,
     jobs: &Semaphore,
-) -> Vec<End> {
+) -> Vec<ShardResult> {
     let Some(stop_request) = heartbeat.stop_request() else {
         return ends;
     };
-    let obey_one = |(shard, end): End| {
+    let obey_one = |(shard, end): ShardResult| {
         let (part, by) = (
             parts.iter().find(|part| part.shard == shard),
             stop_request.by.clone(),
@@ -256,7 +260,7 @@ async fn apply_stop_request(
 
 async fn abort_one(
     context: &Context,
-    part: &Part,
+    part: &Assignment,
     by: String,
     heartbeat: &Heartbeat,
     jobs: &Semaphore,
@@ -270,7 +274,7 @@ async fn abort_one(
     if !known.await? {
         return Err(Error::Aborted { shard, by });
     }
-    let part = Part {
+    let part = Assignment {
         start: Start::TakeOver,
         ..part.clone()
     };
@@ -286,11 +290,11 @@ async fn abort_one(
 /// Works on each shard by itself, a few at a time.
 async fn singles(
     context: &Context,
-    parts: &[Part],
+    parts: &[Assignment],
     goal: Goal,
     heartbeat: &Heartbeat,
     jobs: &Semaphore,
-) -> Vec<End> {
+) -> Vec<ShardResult> {
     let each = parts.iter().map(|part| async move {
         let shard = part.shard;
         let outcome = single::to_end(context, part, goal, heartbeat, jobs).await;

@@ -7,10 +7,10 @@ use super::view::Hosts;
 use crate::map::HostName;
 use crate::schema::check::finding::{Findings, Severity};
 use crate::schema::control::RecordedMigration;
-use crate::schema::control::own::{MARK, OWN};
+use crate::schema::control::id_functions::{ID_FUNCTIONS, MARK};
 use crate::schema::fleet::migrations::{Drift, Migrations, Pending};
+use crate::schema::survey::expected_objects;
 use crate::schema::survey::facts::ControlFacts;
-use crate::schema::survey::made;
 use crate::shard::ShardId;
 
 /// `folder` has the migrations that there should be, if they are known.
@@ -31,7 +31,7 @@ fn lacking(findings: &mut Findings, hosts: &Hosts<'_>) {
         .controls
         .iter()
         .map(|(host, control)| (*host, *control));
-    for ((host, shard), what) in made::lacking(controls) {
+    for ((host, shard), what) in expected_objects::lacking(controls) {
         let what = format!("its schema {what}");
         findings.add_shard(
             Severity::Error,
@@ -39,7 +39,7 @@ fn lacking(findings: &mut Findings, hosts: &Hosts<'_>) {
             Some(host),
             shard,
             what,
-            made::RESTORE,
+            expected_objects::RESTORE,
         );
     }
 }
@@ -128,13 +128,13 @@ fn beside_others(applied: &[RecordedMigration], usual: &[RecordedMigration]) -> 
 
 fn beside_folder(applied: &[RecordedMigration], folder: &Migrations) -> Verdict {
     let everything = Pending {
-        own_from: OWN.len(),
+        own_from: ID_FUNCTIONS.len(),
         from: folder.iter().len(),
     };
     match folder.pending(applied) {
         Ok(pending) if pending == everything => None,
         Ok(pending) => {
-            let own = OWN[pending.own_from..].iter().map(|own| own.name);
+            let own = ID_FUNCTIONS[pending.own_from..].iter().map(|own| own.name);
             let lacks: Vec<&str> = own
                 .chain(folder.iter().skip(pending.from).map(|one| one.name()))
                 .collect();

@@ -21,7 +21,6 @@ mod clock;
 mod compare;
 mod contents;
 mod contradiction;
-mod exposed;
 pub(in crate::schema) mod finding;
 mod host;
 mod identity;
@@ -31,6 +30,7 @@ mod orphans;
 mod rebuild;
 mod records;
 pub(in crate::schema) mod remedy;
+mod security;
 pub(in crate::schema) mod settings;
 mod shard;
 mod sources;
@@ -43,7 +43,6 @@ pub(crate) use compare::made_alike;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use contents::{Contents, HostShards, RowRules, contents};
 pub(super) use contradiction::{jumped, went_back};
-pub use exposed::exposed;
 pub(crate) use finding::Findings;
 pub use finding::{Finding, Severity};
 pub use identity::{
@@ -51,6 +50,7 @@ pub use identity::{
     identities,
 };
 pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
+pub use security::exposed;
 pub(crate) use settings::START_A_STANDBY;
 pub use sources::sources;
 pub(super) use view::Departure;
@@ -97,9 +97,9 @@ pub fn check(
     clock::check(&mut findings, comparable, cluster.epoch);
     orphans::check(&mut findings, comparable, &cluster.schema_prefix);
     settings::check(&mut findings, survey);
-    exposed::check(&mut findings, survey);
-    exposed::lacking(&mut findings, survey);
-    exposed::watchers(&mut findings, survey);
+    security::check(&mut findings, survey);
+    security::lacking(&mut findings, survey);
+    security::watchers(&mut findings, survey);
     findings.without_consequences();
     findings.sorted()
 }

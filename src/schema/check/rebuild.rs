@@ -13,7 +13,7 @@ use super::remedy::REPAIR;
 use crate::map::{Change, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use crate::schema::check::{Departure, jumped, went_back};
 use crate::schema::survey::facts::{ShardState, Survey};
-use crate::schema::survey::known::HostRecords;
+use crate::schema::survey::host_records::HostRecords;
 use crate::shard::{ShardCount, ShardId};
 
 /// A map rebuilt from the reports of the hosts.

@@ -8,7 +8,7 @@ use crate::schema::check::finding::{Findings, Severity};
 use crate::schema::check::remedy::BOOTSTRAP;
 use crate::schema::fleet::fault::add_again;
 use crate::schema::survey::facts::ControlFacts;
-use crate::schema::survey::known;
+use crate::schema::survey::host_records;
 use crate::schema::survey::refusal::pending;
 
 /// Hosts that others know and the config does not name.
@@ -62,9 +62,9 @@ pub(super) fn behind(findings: &mut Findings, hosts: &Hosts<'_>) {
         .map(|(host, control)| (*host, *control));
     let current: Vec<(&HostName, &ControlFacts)> =
         controls.filter(|(host, _)| is_current(host)).collect();
-    let record = known::record(current.iter().copied(), &BTreeSet::new());
+    let record = host_records::record(current.iter().copied(), &BTreeSet::new());
     for (host, control) in current {
-        let (unknown, shards) = known::lacks(&control.known, &record);
+        let (unknown, shards) = host_records::lacks(&control.known, &record);
         for other in unknown {
             let message = format!("it has not recorded that {other} is a host");
             findings.add(

@@ -5,7 +5,7 @@ use crate::map::HostName;
 use crate::schema::check::finding::Severity;
 use crate::schema::check::remedy::BOOTSTRAP;
 use crate::schema::control::RecordedMigration;
-use crate::schema::control::own::{OWN, Own, UNFINISHED};
+use crate::schema::control::id_functions::{ID_FUNCTIONS, IdFunctions, UNFINISHED};
 use crate::schema::fleet::migrations::tests::migrations;
 use crate::schema::survey::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedCluster};
 use crate::schema::survey::refusal::tests::cluster;
@@ -390,7 +390,7 @@ fn migrations_are_compared_with_the_folder_or_with_each_other() {
         ("0002_b.sql", "select {shard}.b()"),
     ])
     .unwrap();
-    let own = OWN.iter().map(Own::recorded);
+    let own = ID_FUNCTIONS.iter().map(IdFunctions::recorded);
     let all: Vec<RecordedMigration> = own.chain(folder.iter().map(|one| one.recorded())).collect();
     let mut survey = survey_of(&[
         (
@@ -416,10 +416,13 @@ fn migrations_are_compared_with_the_folder_or_with_each_other() {
     };
     control(
         "db1",
-        vec![set(&all, &[0, 1]), set(&all[..=OWN.len()], &[2, 3])],
+        vec![
+            set(&all, &[0, 1]),
+            set(&all[..=ID_FUNCTIONS.len()], &[2, 3]),
+        ],
     );
     let mut other = all.clone();
-    other[OWN.len()].checksum = "other".to_owned();
+    other[ID_FUNCTIONS.len()].checksum = "other".to_owned();
     control("db2", vec![set(&other, &[3])]);
     let map = map_of(&["db1", "db1", "db1", "db2@2"]);
     let said = |folder| -> Vec<String> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::control::Cluster;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
-use crate::schema::survey::known::HostRecords;
+use crate::schema::survey::host_records::HostRecords;
 use crate::shard::ShardId;
 
 /// The hosts of the config.

@@ -38,7 +38,7 @@ pub(in crate::schema) const WORK: i32 = 3;
 
 /// The lock of a bootstrap on a host that has a control schema. It conflicts with itself, and with
 /// nothing that reads or writes rows.
-const OWN: &str = "LOCK TABLE pgshard.cluster IN SHARE UPDATE EXCLUSIVE MODE NOWAIT";
+const ID_FUNCTIONS: &str = "LOCK TABLE pgshard.cluster IN SHARE UPDATE EXCLUSIVE MODE NOWAIT";
 
 /// Shows others that a bootstrap or a migration is at work here, until the end of the transaction.
 /// It conflicts with none of these locks.
@@ -107,7 +107,7 @@ pub(in crate::schema) async fn own(
     if !is_true(&client.simple_query(&may_write("cluster")).await?) {
         return Ok(true);
     }
-    if !try_table(client, OWN, until).await? {
+    if !try_table(client, ID_FUNCTIONS, until).await? {
         return Ok(false);
     }
     let at_work = format!(

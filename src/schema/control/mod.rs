@@ -5,9 +5,9 @@
 
 mod cluster;
 pub(in crate::schema) mod damage;
+pub(in crate::schema) mod id_functions;
 pub(crate) mod lock;
 pub(in crate::schema) mod monitors;
-pub(in crate::schema) mod own;
 mod recorded;
 pub(crate) mod rights;
 pub(in crate::schema) mod script;

@@ -10,8 +10,8 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
-use super::apart;
 use super::fault::ShardFault;
+use super::one_by_one;
 use super::recipe::{Failure, LOCAL, Placed, Recipe, WRITE_ROW, passes, wants_commit};
 use super::session::settle;
 
@@ -98,7 +98,7 @@ pub(in crate::schema) async fn run_alone(
             false => transaction(client, recipe, shard)
                 .await
                 .map(|locks| Alone::Done { locks }),
-            true => apart::make(client, recipe, shard, maker)
+            true => one_by_one::make(client, recipe, shard, maker)
                 .await
                 .map(|()| Alone::Apart),
         };
@@ -118,7 +118,7 @@ pub(in crate::schema) async fn run_alone(
             continue;
         }
         if is_apart {
-            match apart::clear(client, recipe.cluster, shard.0, Some(maker)).await {
+            match one_by_one::clear(client, recipe.cluster, shard.0, Some(maker)).await {
                 Ok(()) => {}
                 Err(error) if client.is_closed() => return Err(error),
                 // The first failure is more precise. The remains have the mark, and the next

@@ -17,12 +17,12 @@ use std::time::Instant;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::Semaphore;
 
-use super::apart;
 use super::batch::{Alone, run_alone, run_many};
 use super::fault::{HostFault, ShardFault};
 use super::install::{ControlError, install_for};
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
+use super::one_by_one;
 pub use super::plan::Host;
 use super::plan::{HostPlan, Knowledge, plan};
 use super::recipe::{Placed, Recipe};
@@ -36,7 +36,7 @@ use crate::pg::cause::chain;
 use crate::schema::control::Cluster;
 use crate::schema::control::rights::{self, Roles};
 use crate::schema::survey::facts::{HostFacts, Record};
-use crate::schema::survey::known::{self, HostRecords};
+use crate::schema::survey::host_records::{self, HostRecords};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 
@@ -313,7 +313,7 @@ async fn settle<'a>(
     let controls = good
         .iter()
         .filter_map(|(host, _, facts)| Some((&host.name, facts.control.as_ref()?)));
-    let record = known::record(controls.clone(), &forgotten);
+    let record = host_records::record(controls.clone(), &forgotten);
     let roles = roles(good.iter().map(|(_, _, facts)| facts));
     for (host, session, facts) in &good {
         let Some(control) = &facts.control else {
@@ -464,7 +464,7 @@ impl Job<'_> {
             outcome?;
         }
         for shard in &plan.unfinished {
-            let cleared = apart::clear(&first, &self.request.cluster, *shard, None).await;
+            let cleared = one_by_one::clear(&first, &self.request.cluster, *shard, None).await;
             cleared.map_err(|error| match first.is_closed() {
                 true => lost(&error),
                 false => HostFault::Unfinished {

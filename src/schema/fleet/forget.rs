@@ -14,7 +14,7 @@ use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, HostState};
 use crate::schema::control::Cluster;
 use crate::schema::survey::facts::{HostFacts, Survey};
-use crate::schema::survey::known::{self, HostRecords};
+use crate::schema::survey::host_records::{self, HostRecords};
 use crate::schema::survey::refusal::pending;
 use crate::shard::ShardId;
 
@@ -88,7 +88,7 @@ pub fn forget<'a>(
         let said = good
             .iter()
             .filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
-        let record = known::record(said.clone(), &BTreeSet::from([gone.clone()]));
+        let record = host_records::record(said.clone(), &BTreeSet::from([gone.clone()]));
         let mut led_on = Vec::new();
         for (name, session, facts) in good.iter().filter(|(name, ..)| *name != gone) {
             let Some(control) = &facts.control else {

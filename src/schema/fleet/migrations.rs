@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use super::dump::{About, FromDump, from_dump};
 use crate::pg::Template;
 use crate::schema::control::RecordedMigration;
-use crate::schema::control::own::{MARK, OWN};
+use crate::schema::control::id_functions::{ID_FUNCTIONS, MARK};
 use crate::schema::control::script::{
     Repeatable, Statement, forbidden, repeatable, statements, unclosed,
 };
@@ -369,9 +369,9 @@ impl Migrations {
         let (own, ours): (Vec<_>, Vec<_>) = applied
             .iter()
             .partition(|migration| migration.name.starts_with(MARK));
-        let expected_own: Vec<_> = OWN
+        let expected_own: Vec<_> = ID_FUNCTIONS
             .iter()
-            .map(crate::schema::control::own::Own::recorded)
+            .map(crate::schema::control::id_functions::IdFunctions::recorded)
             .collect();
         let expected: Vec<_> = self.iter().map(Migration::recorded).collect();
         let gone_own = |name| Drift::Newer { name };
@@ -895,7 +895,7 @@ pub(in crate::schema) mod tests {
         ])
         .unwrap();
         let all: Vec<RecordedMigration> = list.iter().map(Migration::recorded).collect();
-        let own = OWN[0].recorded();
+        let own = ID_FUNCTIONS[0].recorded();
         let named = |name: &str| RecordedMigration {
             name: name.to_owned(),
             checksum: String::new(),

@@ -8,7 +8,6 @@
 //! Invariant: no shard is created twice. A shard that any host has a record of is not created
 //! anywhere, whatever the map says, and none is created while a host cannot be read.
 
-mod apart;
 pub mod backfill;
 mod batch;
 pub mod bootstrap;
@@ -18,6 +17,7 @@ mod forget;
 mod install;
 pub mod migrate;
 pub(in crate::schema) mod migrations;
+mod one_by_one;
 mod plan;
 mod recipe;
 mod redirect;

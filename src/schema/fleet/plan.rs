@@ -23,10 +23,10 @@ use crate::map::{HostName, ShardEpoch};
 use crate::pg::ConnectOptions;
 use crate::schema::control::Cluster;
 use crate::schema::control::damage::{Damage, damages};
-use crate::schema::control::own::UNFINISHED;
+use crate::schema::control::id_functions::UNFINISHED;
 use crate::schema::control::shape;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardState};
-use crate::schema::survey::known::{HostRecords, Last};
+use crate::schema::survey::host_records::{HostRecords, Last};
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
@@ -287,7 +287,7 @@ pub(in crate::schema) fn plan(
     let (nothing, everything) = (
         migrations.pending(&[]),
         Pending {
-            own_from: crate::schema::control::own::OWN.len(),
+            own_from: crate::schema::control::id_functions::ID_FUNCTIONS.len(),
             from: migrations.iter().len(),
         },
     );

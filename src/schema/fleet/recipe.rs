@@ -10,8 +10,8 @@ use super::session::RESET;
 use crate::map::ShardEpoch;
 use crate::pg::{cause, quote_ident, quote_literal, state};
 use crate::schema::control::Cluster;
+use crate::schema::control::id_functions::ID_FUNCTIONS;
 use crate::schema::control::lock;
-use crate::schema::control::own::OWN;
 use crate::shard::ShardId;
 
 /// What the SQL is composed from.
@@ -57,7 +57,7 @@ impl Recipe<'_> {
         shard: ShardId,
     ) -> impl Iterator<Item = (&str, String, &'static str)> {
         let schema = self.cluster.schema_prefix.schema(shard);
-        let own = OWN[self.pending.own_from..].iter();
+        let own = ID_FUNCTIONS[self.pending.own_from..].iter();
         let own = own.map(move |own| (own.name, own.render(self.cluster, shard), ""));
         let theirs = self.migrations.iter().skip(self.pending.from);
         own.chain(theirs.map(move |migration| {
@@ -87,9 +87,9 @@ impl Recipe<'_> {
 
     /// The SQL that records which migrations the shards have now.
     pub(in crate::schema) fn record(&self, shards: &[Placed]) -> String {
-        let own = OWN[self.pending.own_from..]
+        let own = ID_FUNCTIONS[self.pending.own_from..]
             .iter()
-            .map(crate::schema::control::own::Own::recorded);
+            .map(crate::schema::control::id_functions::IdFunctions::recorded);
         let theirs = self
             .migrations
             .iter()

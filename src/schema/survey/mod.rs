@@ -20,11 +20,11 @@ use crate::schema::control::monitors;
 mod answer;
 pub(in crate::schema) mod clock;
 mod control;
+pub(in crate::schema) mod expected_objects;
 pub(in crate::schema) mod facts;
-pub(in crate::schema) mod known;
+pub(in crate::schema) mod host_records;
 mod later;
 mod load;
-pub(in crate::schema) mod made;
 mod measure;
 pub(in crate::schema) mod refusal;
 mod server;
@@ -34,6 +34,7 @@ mod streams;
 pub mod top;
 
 pub(super) use control::{installed, shape};
+pub use expected_objects::{RESTORE, missing_objects};
 pub use facts::{
     AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit,
     LedgerRow, MadeSet, OfMoves, OpenMove, OpenRollback, Record, RecordedCluster, RecordedControl,
@@ -41,7 +42,6 @@ pub use facts::{
 };
 pub(super) use later::open_move;
 pub use load::{HostLoad, SlotLoad, host_load};
-pub use made::{RESTORE, missing_objects};
 pub use measure::{Measure, Sizes, measure};
 pub(crate) use refusal::shards_named;
 pub use refusal::{Refusal, differences, restore};

@@ -5,10 +5,10 @@ use crate::mover::control::report::ShardReport;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Goal, Until};
 use crate::mover::protocol::verdict::{Audit, AuditState};
+use crate::mover::runner::assignment::ShardResult;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Driver, Online};
 use crate::mover::runner::group::{Group, Member};
-use crate::mover::runner::part::End;
 use crate::mover::runner::single::reconnect;
 use crate::mover::stream::follower::Follower;
 use crate::shard::ShardId;
@@ -20,7 +20,7 @@ impl Group<'_> {
         member: Member,
         follower: &'d Follower,
         reverse: Option<&'d str>,
-    ) -> Result<Driver<'d>, End> {
+    ) -> Result<Driver<'d>, ShardResult> {
         let permit = self.permits.background_permit().await;
         let work = match reconnect(self.context, &member.part, self.hold(member.part.shard)).await {
             Ok(work) => work,
@@ -43,7 +43,7 @@ impl Group<'_> {
         member: Member,
         follower: &Follower,
         reverse: Option<&str>,
-    ) -> Result<Member, End> {
+    ) -> Result<Member, ShardResult> {
         let shard = member.part.shard;
         let part = member.part.clone();
         let mut drive = self.with_stream(member, follower, reverse).await?;
@@ -69,7 +69,7 @@ impl Group<'_> {
         member: Member,
         follower: &Follower,
         reverse: Option<&str>,
-    ) -> Result<(), End> {
+    ) -> Result<(), ShardResult> {
         let shard = member.part.shard;
         let mut drive = self.with_stream(member, follower, reverse).await?;
         let end = self.drive(&mut drive, Until::End).await;
@@ -92,7 +92,11 @@ impl Group<'_> {
     }
 
     /// Audits a shard that is kept, with snapshots that its driver has taken.
-    pub(super) async fn audited(&self, begun: Option<audit::Begun>, end: End) -> End {
+    pub(super) async fn audited(
+        &self,
+        begun: Option<audit::Begun>,
+        end: ShardResult,
+    ) -> ShardResult {
         match (begun, end) {
             (Some(begun), (shard, Ok(report))) => {
                 let audit = audit::run(self.context, begun, Some(&self.permits)).await;

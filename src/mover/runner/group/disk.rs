@@ -9,9 +9,9 @@ use crate::mover::control::context::stopped;
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::Goal;
+use crate::mover::runner::assignment::{Assignment, ShardResult, Start};
 use crate::mover::runner::group::Group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
-use crate::mover::runner::part::{End, Part, Start};
 use crate::mover::runner::single;
 use crate::mover::runner::watchdog::SlotTrouble;
 use crate::mover::stream::slot;
@@ -59,7 +59,11 @@ impl Group<'_> {
     /// The results of a group with a lost slot: the shards that stopped for it have that as their
     /// error. The slot's row in the ledger is kept, so that a resume finds that it is gone, and
     /// copies again.
-    pub(super) async fn without_slot(&self, ends: Vec<End>, state: &'static str) -> Vec<End> {
+    pub(super) async fn without_slot(
+        &self,
+        ends: Vec<ShardResult>,
+        state: &'static str,
+    ) -> Vec<ShardResult> {
         let slot = self.stream();
         tracing::warn!(slot, host = %self.shared.source, state, "something else has dropped the \
             slot of a move, or its server has");
@@ -68,7 +72,7 @@ impl Group<'_> {
             slot: slot.clone(),
             state,
         };
-        let explain = |(shard, end): End| match end {
+        let explain = |(shard, end): ShardResult| match end {
             Err(Error::Interrupted { .. } | Error::Unfollowed { .. }) => {
                 let source = Arc::new(lost());
                 self.failed(shard, Error::Group { shard, source })
@@ -82,10 +86,10 @@ impl Group<'_> {
     /// on the group.
     pub(super) async fn abort_to_free_wal(
         &self,
-        parts: Vec<Part>,
-        ends: Vec<End>,
+        parts: Vec<Assignment>,
+        ends: Vec<ShardResult>,
         (kept, limit): (u64, u64),
-    ) -> Vec<End> {
+    ) -> Vec<ShardResult> {
         let jobs = &Semaphore::new(self.context.options.jobs.max(1));
         let name = self.stream();
         tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more \
@@ -97,13 +101,13 @@ impl Group<'_> {
             tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be \
                 dropped");
         }
-        let abort = |(shard, end): End| {
+        let abort = |(shard, end): ShardResult| {
             let part = parts.iter().find(|part| part.shard == shard).cloned();
             async move {
                 let (Err(_), Some(part)) = (&end, part) else {
                     return (shard, end);
                 };
-                let part = Part {
+                let part = Assignment {
                     start: Start::TakeOver,
                     ..part
                 };

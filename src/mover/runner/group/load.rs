@@ -12,8 +12,8 @@ use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
+use crate::mover::runner::assignment::ShardResult;
 use crate::mover::runner::group::{Group, Member};
-use crate::mover::runner::part::End;
 use crate::mover::runner::single::reconnect;
 use crate::shard::ShardId;
 
@@ -23,7 +23,7 @@ impl Group<'_> {
         &self,
         source: &Session,
         members: &mut Vec<Member>,
-        ends: &mut Vec<End>,
+        ends: &mut Vec<ShardResult>,
         position: u64,
     ) -> Result<(), Error> {
         let phases = self.phases(source).await?;
@@ -87,7 +87,7 @@ impl Group<'_> {
         copied: Copied,
         (took, copied_at): (Duration, Instant),
         position: u64,
-    ) -> Result<Member, End> {
+    ) -> Result<Member, ShardResult> {
         let shard = member.part.shard;
         let built = async {
             if self.context.is_stopped() {

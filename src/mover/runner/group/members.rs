@@ -7,9 +7,9 @@ use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Goal, Phase, Until};
+use crate::mover::runner::assignment::{Assignment, ShardResult};
 use crate::mover::runner::driver::Driver;
 use crate::mover::runner::group::{Group, Member};
-use crate::mover::runner::part::{End, Part};
 use crate::mover::runner::single::{self, acquire, before_claim, connect, reconnect};
 use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
@@ -20,7 +20,7 @@ impl Group<'_> {
     /// Acquires a shard, and does everything that can be done without the stream: a new shard is
     /// prepared, one that is fenced and not drained is served again, and one that is decided is
     /// opened.
-    pub(super) async fn begin(&self, part: Part) -> Result<Member, End> {
+    pub(super) async fn begin(&self, part: Assignment) -> Result<Member, ShardResult> {
         let shard = part.shard;
         if self.context.is_stopped() {
             return Err((shard, Err(Error::Interrupted { shard })));
@@ -44,7 +44,11 @@ impl Group<'_> {
     }
 
     /// Goes as far as possible without the stream.
-    pub(super) async fn go_on(&self, member: Member, work: ShardMove<'_>) -> Result<Member, End> {
+    pub(super) async fn go_on(
+        &self,
+        member: Member,
+        work: ShardMove<'_>,
+    ) -> Result<Member, ShardResult> {
         let mut drive = Driver::new(self.context, work, self.heartbeat, Goal::Finish);
         match self.drive(&mut drive, Until::Ready).await {
             Some(end) => {
@@ -59,7 +63,7 @@ impl Group<'_> {
     }
 
     /// Drives a shard, and ends this mover's work with it if the shard has ended.
-    pub(super) async fn drive(&self, drive: &mut Driver<'_>, until: Until) -> Option<End> {
+    pub(super) async fn drive(&self, drive: &mut Driver<'_>, until: Until) -> Option<ShardResult> {
         let shard = drive.work.hold.shard;
         match single::drive(drive, until).await {
             Ok(None) => None,
@@ -125,7 +129,7 @@ impl Group<'_> {
     }
 
     /// Starts over with a shard if the changes since its copy are no longer known.
-    pub(super) async fn prepare_again(&self, member: Member) -> Result<Member, End> {
+    pub(super) async fn prepare_again(&self, member: Member) -> Result<Member, ShardResult> {
         let shard = member.part.shard;
         let work = async {
             let work = reconnect(self.context, &member.part, self.hold(shard)).await?;
@@ -141,7 +145,11 @@ impl Group<'_> {
     /// Finds out what the shard's target was built from, checks that the source is still the same,
     /// and lets the watchdog watch it. A shard that was altered while no mover looked is copied
     /// again, as it is now; a rollback has no copy to make.
-    pub(super) async fn known(&self, mut member: Member, source: &Session) -> Result<Member, End> {
+    pub(super) async fn known(
+        &self,
+        mut member: Member,
+        source: &Session,
+    ) -> Result<Member, ShardResult> {
         let (shard, is_resumed) = (member.part.shard, member.built.is_none());
         let mut known = self.watched(&mut member, source).await;
         if let Err(error @ (Error::Altered { .. } | Error::Refused { .. })) = &known
@@ -199,7 +207,7 @@ impl Group<'_> {
     }
 
     /// The end of a shard that failed while this mover had no connection for it.
-    pub(super) async fn left(&self, member: &Member, error: Error) -> End {
+    pub(super) async fn left(&self, member: &Member, error: Error) -> ShardResult {
         let shard = member.part.shard;
         let mut error = if error.is_lock() {
             self.locked(shard, error).await
@@ -236,7 +244,7 @@ impl Group<'_> {
         }
     }
 
-    pub(super) async fn all_failed(&self, members: Vec<Member>, error: Error) -> Vec<End> {
+    pub(super) async fn all_failed(&self, members: Vec<Member>, error: Error) -> Vec<ShardResult> {
         let error = Arc::new(error);
         let mut ends = Vec::new();
         for one in &members {

@@ -29,8 +29,8 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Pace;
+use crate::mover::runner::assignment::{Assignment, ShardResult, Shared};
 use crate::mover::runner::leftovers::drop_shared;
-use crate::mover::runner::part::{End, Part, Shared};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::reverse;
 use crate::mover::runner::single::patiently;
@@ -49,9 +49,9 @@ const SLOT_WITHIN: Duration = Duration::from_secs(180);
 /// Moves the parts, which belong to one move and have the same source and target, to their ends.
 pub(in crate::mover) async fn work(
     context: &Context,
-    parts: Vec<Part>,
+    parts: Vec<Assignment>,
     heartbeat: &Heartbeat,
-) -> Vec<End> {
+) -> Vec<ShardResult> {
     let Some(first) = parts.first() else {
         return Vec::new();
     };
@@ -104,14 +104,14 @@ struct Group<'a> {
 
 /// A shard that this mover holds, and what its target was built from, if this mover built it.
 struct Member {
-    part: Part,
+    part: Assignment,
     built: Option<Blueprint>,
     /// The servers on which it was compared, if this mover has done that.
     compared_on: Option<Servers>,
 }
 
 impl<'a> Group<'a> {
-    async fn run(&self, parts: Vec<Part>) -> Vec<End> {
+    async fn run(&self, parts: Vec<Assignment>) -> Vec<ShardResult> {
         let taken = parts.clone();
         let mut work = Box::pin(self.all(parts));
         let trouble = tokio::select! {
@@ -129,7 +129,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    async fn all(&self, parts: Vec<Part>) -> Vec<End> {
+    async fn all(&self, parts: Vec<Assignment>) -> Vec<ShardResult> {
         let mut ends = Vec::new();
         let mut members = self.each(&mut ends, parts, |part| self.begin(part)).await;
         let streamed = async {
@@ -216,12 +216,12 @@ impl<'a> Group<'a> {
     /// others are added to `ends`.
     async fn each<I, O, F>(
         &self,
-        ends: &mut Vec<End>,
+        ends: &mut Vec<ShardResult>,
         items: Vec<I>,
         work: impl Fn(I) -> F,
     ) -> Vec<O>
     where
-        F: Future<Output = Result<O, End>>,
+        F: Future<Output = Result<O, ShardResult>>,
     {
         let outcomes: Vec<_> = futures_util::stream::iter(items)
             .map(work)
@@ -251,7 +251,7 @@ impl<'a> Group<'a> {
         slot::name_of(self.shared.id, self.shared.rollback_of, &self.shared.target)
     }
 
-    fn failed(&self, shard: ShardId, error: Error) -> End {
+    fn failed(&self, shard: ShardId, error: Error) -> ShardResult {
         self.context.observer.tell(Event::Failed {
             shard,
             error: chain(&error),

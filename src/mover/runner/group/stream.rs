@@ -11,8 +11,8 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
+use crate::mover::runner::assignment::ShardResult;
 use crate::mover::runner::group::{Group, Member};
-use crate::mover::runner::part::End;
 use crate::mover::runner::reverse;
 use crate::mover::stream::adopt;
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
@@ -30,7 +30,7 @@ impl Group<'_> {
         &self,
         source: &Session,
         members: &mut Vec<Member>,
-        ends: &mut Vec<End>,
+        ends: &mut Vec<ShardResult>,
     ) -> Result<u64, Error> {
         let name = self.stream();
         let owner = slot::Owner {

@@ -9,11 +9,11 @@ use uuid::Uuid;
 
 use super::request::{Canary, Request, Which};
 use crate::map::{HostName, ShardEpoch, print_shards};
-use crate::schema::control::own::OWN;
+use crate::schema::control::id_functions::ID_FUNCTIONS;
 use crate::schema::fleet::fault::{HostFault, ShardFault};
 use crate::schema::fleet::migrations::{Migrations, Pending};
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
-use crate::schema::survey::known::{HostRecords, Last};
+use crate::schema::survey::host_records::{HostRecords, Last};
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
@@ -117,7 +117,7 @@ impl HostPlan {
             groups.entry(*pending).or_default().push(*shard);
         }
         let names = |pending: Pending| {
-            let own = OWN[pending.own_from..].iter().map(|own| own.name);
+            let own = ID_FUNCTIONS[pending.own_from..].iter().map(|own| own.name);
             own.chain(migrations.iter().skip(pending.from).map(|one| one.name()))
                 .collect()
         };
@@ -203,7 +203,7 @@ fn host_plan(
     }
     let nothing = migrations.pending(&[]);
     let everything = Pending {
-        own_from: OWN.len(),
+        own_from: ID_FUNCTIONS.len(),
         from: migrations.iter().len(),
     };
     let wanted = |shard: &ShardId| {

@@ -3,7 +3,7 @@
 use crate::pg::quote_literal;
 use crate::schema::control::Cluster;
 use crate::schema::control::RecordedMigration;
-use crate::schema::control::own::OWN;
+use crate::schema::control::id_functions::ID_FUNCTIONS;
 use crate::schema::control::script::{Repeatable, guarded};
 use crate::schema::fleet::migrations::{Kind, Migrations, Pending};
 use crate::shard::ShardId;
@@ -27,7 +27,7 @@ pub(super) fn steps(
     guard: &str,
 ) -> Vec<Step> {
     let schema = cluster.schema_prefix.schema(shard);
-    let own = OWN[pending.own_from..].iter().map(|own| Step {
+    let own = ID_FUNCTIONS[pending.own_from..].iter().map(|own| Step {
         recorded: own.recorded(),
         sql: own.render(cluster, shard),
         outside: None,

@@ -134,7 +134,7 @@ async fn hosts(State(served): State<Arc<Served>>) -> Response {
 }
 
 fn listed(seen: &Snapshot) -> Hosts {
-    let host = |(name, host): (&pgshard::map::HostName, &super::super::gather::Host)| {
+    let host = |(name, host): (&pgshard::map::HostName, &super::super::survey::Host)| {
         let shown = match &host.status {
             Some(status) if host.is_read() => ListedHost::answered(status),
             _ => ListedHost::Silent {

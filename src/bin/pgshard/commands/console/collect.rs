@@ -20,8 +20,8 @@ use pgshard::schema::{FactsError, HostFacts, Measure};
 use pgshard::store::postgres::Publication;
 use tokio::sync::{Notify, watch};
 
-use super::super::gather::{self, Clocks, Depth, Gathered, Kept, gather};
 use super::super::moves::Meter;
+use super::super::survey::{self, Clocks, Depth, Gathered, Kept, gather};
 use super::snapshot::{OpenMove, Snapshot};
 use crate::context;
 
@@ -211,7 +211,7 @@ impl Task {
         let at = Timestamp::now();
         heard.retain(|name, _| gathered.hosts.contains_key(name));
         let seen_at =
-            |(name, host): (&HostName, &gather::Host)| Some((name.clone(), host.seen_at?));
+            |(name, host): (&HostName, &survey::Host)| Some((name.clone(), host.seen_at?));
         heard.extend(gathered.hosts.iter().filter_map(seen_at));
         let history = match &gathered.config {
             Some(config) => self.history(config, &gathered, last).await,
@@ -321,8 +321,8 @@ impl Task {
 fn asking(gathered: &Gathered) -> Option<Mover> {
     let config = gathered.config.as_ref()?;
     let mut hosts = context::all_hosts(config);
-    hosts.retain(|(name, _)| gathered.hosts.get(name).is_some_and(gather::Host::is_read));
-    Some(gather::mover(config, hosts))
+    hosts.retain(|(name, _)| gathered.hosts.get(name).is_some_and(survey::Host::is_read));
+    Some(survey::mover(config, hosts))
 }
 
 /// Rows written a second since the look before, of the shards that a host had then and has now.

@@ -27,7 +27,7 @@ use self::collect::Collector;
 use self::guard::Guard;
 use self::state::Served;
 use self::token::Token;
-use super::{listen, watching};
+use super::{listen, privilege_warning};
 use crate::args::Console;
 use crate::context;
 use crate::exit::Exit;
@@ -66,7 +66,7 @@ pub(crate) async fn run(
         Duration::from_secs(args.floor_s),
         Duration::from_secs(args.timeout_s),
     );
-    watching::warn_of_writers(&config, bound, output);
+    privilege_warning::warn_of_writers(&config, bound, output);
     let served = Served {
         collector: Collector::start(config.path, floor, bound),
         guard: Arc::new(Guard::new(&args.names, token)),

@@ -12,8 +12,8 @@ use pgshard::pg::cause::chain;
 use pgshard::schema::{Finding, HostFacts, Severity};
 use pgshard::store::postgres::Publication;
 
-use super::super::gather::{Gathered, Host};
 use super::super::moves::{Rate, among};
+use super::super::survey::{Gathered, Host};
 use crate::failure::Failure;
 
 /// What is shown until the next look.

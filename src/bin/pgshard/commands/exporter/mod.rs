@@ -21,9 +21,9 @@ use hyper_util::rt::TokioIo;
 use pgshard::pg::Sessions;
 use tokio::sync::Mutex;
 
-use super::gather::{Depth, Kept, gather};
 use super::listen::{self, HEADER_TIMEOUT, Stalling, Standing};
-use super::watching;
+use super::privilege_warning;
+use super::survey::{Depth, Kept, gather};
 use crate::args::Exporter;
 use crate::context;
 use crate::exit::Exit;
@@ -61,7 +61,7 @@ pub(crate) async fn run(
         Duration::from_secs(args.floor_s),
         Duration::from_secs(args.timeout_s),
     );
-    watching::warn_of_writers(&config, bound, output);
+    privilege_warning::warn_of_writers(&config, bound, output);
     let shared = Arc::new(Shared {
         config: config.path,
         floor,

@@ -7,7 +7,7 @@ use pgshard::map::HostName;
 use pgshard::mover::Phase;
 use pgshard::schema::Severity;
 
-use super::super::gather::{Gathered, Host};
+use super::super::survey::{Gathered, Host};
 
 pub(crate) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 

@@ -44,7 +44,7 @@ pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
 pub(crate) use progress::{Line, shown, watch};
 pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
 pub(crate) use repair::{Shown as Repaired, repair};
-pub(crate) use requests::Requested as Wanted, set_desired_state};
+pub(crate) use requests::{Requested as Wanted, set_desired_state};
 pub(crate) use watch::{MoveEvent, Watcher};
 
 /// What to do with a move.

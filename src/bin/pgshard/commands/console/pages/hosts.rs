@@ -6,7 +6,7 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::HostName;
 use pgshard::schema::{HostFacts, HostStatus, Slot, StreamReader};
 
-use super::super::super::gather::Host;
+use super::super::super::survey::Host;
 use super::super::snapshot::Snapshot;
 use super::words::{clock, command, day_and_clock, text};
 use super::{Page, Part, draw};

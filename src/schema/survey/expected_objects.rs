@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::facts::ControlFacts;
 use crate::map::HostName;
-use crate::schema::control::{RecordedMigration, own};
+use crate::schema::control::{RecordedMigration, id_functions};
 use crate::shard::ShardId;
 
 /// With fewer shards it is not clear what is usual.
@@ -77,7 +77,7 @@ fn verdict(
     usual: &BTreeMap<&str, usize>,
     all: usize,
 ) -> Option<String> {
-    let ours: Vec<&str> = own::functions(applied)
+    let ours: Vec<&str> = id_functions::functions(applied)
         .filter(|name| !objects.contains(*name))
         .collect();
     let mut gone: Vec<(&str, usize)> = usual
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_our_own_migrations_made() {
-        let name = own::OWN[0].name;
+        let name = id_functions::ID_FUNCTIONS[0].name;
         assert_eq!(found(&[name], &[(&["function next_id"], &[0])]), [""; 0]);
         assert_eq!(
             found(&[name], &[(&[], &[0])]),

@@ -18,7 +18,7 @@ use super::recipe::{Failure, Placed, Recipe, WRITE_ROW, begin_work};
 use super::session::settle;
 use crate::pg::quote_ident;
 use crate::schema::control::Cluster;
-use crate::schema::control::own::UNFINISHED;
+use crate::schema::control::id_functions::UNFINISHED;
 use crate::shard::ShardId;
 
 /// Makes the shard, with a commit after each file.

@@ -12,7 +12,7 @@ use crate::shard::ShardId;
 
 /// One shard's part of a move, before the work on it begins.
 #[derive(Clone, Debug)]
-pub(in crate::mover) struct Part {
+pub(in crate::mover) struct Assignment {
     pub(in crate::mover) id: MoveId,
     pub(in crate::mover) shard: ShardId,
     pub(in crate::mover) source: HostName,
@@ -37,8 +37,8 @@ pub(in crate::mover) struct Shared {
 }
 
 impl Shared {
-    pub(in crate::mover) fn of(part: &Part) -> Shared {
-        let Part {
+    pub(in crate::mover) fn of(part: &Assignment) -> Shared {
+        let Assignment {
             id,
             source,
             target,
@@ -63,9 +63,9 @@ pub(in crate::mover) enum Start {
     TakeOver,
 }
 
-impl Part {
-    pub(in crate::mover) fn of(entry: &Entry) -> Part {
-        Part {
+impl Assignment {
+    pub(in crate::mover) fn of(entry: &Entry) -> Assignment {
+        Assignment {
             id: entry.id,
             shard: entry.shard,
             source: entry.source.clone(),
@@ -89,4 +89,4 @@ pub(in crate::mover) enum Scope {
 }
 
 /// How the work on a shard has ended.
-pub(in crate::mover) type End = (ShardId, Result<ShardReport, Error>);
+pub(in crate::mover) type ShardResult = (ShardId, Result<ShardReport, Error>);

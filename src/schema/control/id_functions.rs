@@ -10,19 +10,19 @@ use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
 /// One of pgshard's own migrations of a shard.
-pub(in crate::schema) struct Own {
+pub(in crate::schema) struct IdFunctions {
     /// The name under which it is recorded.
     pub(in crate::schema) name: &'static str,
     sql: &'static str,
 }
 
 /// In the order they run.
-pub(in crate::schema) const OWN: [Own; 2] = [
-    Own {
+pub(in crate::schema) const ID_FUNCTIONS: [IdFunctions; 2] = [
+    IdFunctions {
         name: "pgshard:0001_next_id",
         sql: include_str!("../../../migrations/shard/0001_next_id.sql"),
     },
-    Own {
+    IdFunctions {
         name: "pgshard:0002_id_bounds",
         sql: include_str!("../../../migrations/shard/0002_id_bounds.sql"),
     },
@@ -31,7 +31,7 @@ pub(in crate::schema) const OWN: [Own; 2] = [
 /// Their texts, with placeholders.
 #[cfg(feature = "dev")]
 pub(in crate::schema) fn texts() -> impl Iterator<Item = &'static str> {
-    OWN.iter().map(|own| own.sql)
+    ID_FUNCTIONS.iter().map(|own| own.sql)
 }
 
 /// The prefix of the names of pgshard's own migrations, which no file's name can have.
@@ -46,11 +46,11 @@ pub(in crate::schema) fn functions(
 ) -> impl Iterator<Item = &'static str> {
     let made = applied
         .iter()
-        .any(|migration| migration.name == OWN[0].name);
+        .any(|migration| migration.name == ID_FUNCTIONS[0].name);
     made.then_some("function next_id").into_iter()
 }
 
-impl Own {
+impl IdFunctions {
     /// The SQL for a shard.
     pub(in crate::schema) fn render(&self, cluster: &Cluster, shard: ShardId) -> String {
         // The text is ours: it has no other braces, and no placeholder's value contains one.
