@@ -10,8 +10,15 @@ pub fn message(error: &DbError) -> String {
 }
 
 /// The server's own words of an error with its DETAIL and HINT, on one line.
-pub fn words(error: &DbError) -> String {
+pub fn server_message(error: &DbError) -> String {
     message(error) + &more(error)
+}
+
+/// The former name of [`server_message`].
+#[doc(hidden)]
+#[deprecated(note = "renamed to server_message")]
+pub fn words(error: &DbError) -> String {
+    server_message(error)
 }
 
 fn more(error: &DbError) -> String {
@@ -29,7 +36,7 @@ fn more(error: &DbError) -> String {
 pub fn causes(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for error in std::iter::successors(Some(error), |error| cause(*error)) {
-        let words = words_of(error);
+        let words = own_message(error);
         match (told.last_mut(), answer(error)) {
             // Some errors include their cause in their own message.
             (Some(last), _) if last.contains(&words) => {}
@@ -47,8 +54,8 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
     causes(error).join(": ")
 }
 
-fn words_of(error: &(dyn Error + 'static)) -> String {
-    answer(error).map_or_else(|| error.to_string(), words)
+fn own_message(error: &(dyn Error + 'static)) -> String {
+    answer(error).map_or_else(|| error.to_string(), server_message)
 }
 
 /// The server's own message, where the driver has only "db error".
@@ -58,7 +65,7 @@ fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
         .and_then(tokio_postgres::Error::as_db_error)
 }
 
-/// The cause that [`words_of`] has not included yet.
+/// The cause that [`own_message`] has not included yet.
 fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     if answer(error).is_some() {
         None

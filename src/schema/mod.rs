@@ -32,8 +32,8 @@ pub use check::{
 pub(crate) use check::{Findings, START_A_STANDBY, made_alike};
 pub(crate) use control::lock;
 pub use control::{
-    Cluster, Gone, Grantor, Grants, Purpose, RecordedMigration, Service, Writer, rights,
-    shard_migration, writer,
+    Cluster, Gone, Grantor, Grants, PrivilegedRole, Purpose, RecordedMigration, Service,
+    privileged_role, rights, shard_migration,
 };
 pub use fleet::{
     ControlError, Drift, HostFault, Migration, MigrationMistake, Migrations, MigrationsError,

@@ -247,7 +247,7 @@ pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
     if !alarms.is_empty() {
         return Err(Failure::several(Exit::Refused, alarms));
     }
-    identities.teach(all_hosts(config));
+    identities.publish_to(all_hosts(config));
     Ok(identities)
 }
 

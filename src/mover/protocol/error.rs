@@ -789,5 +789,5 @@ fn of_shard(shard: &Option<ShardId>) -> String {
 fn words(source: &tokio_postgres::Error) -> String {
     source
         .as_db_error()
-        .map_or_else(|| source.to_string(), crate::pg::cause::words)
+        .map_or_else(|| source.to_string(), crate::pg::cause::server_message)
 }

@@ -621,7 +621,11 @@ impl Applier {
                 .iter()
                 .any(|class| refused.code().code().starts_with(class))
         {
-            let what = format!("{} failed: {}", purpose.words(), cause::words(refused));
+            let what = format!(
+                "{} failed: {}",
+                purpose.words(),
+                cause::server_message(refused)
+            );
             return diverged(layout.shard, layout, what);
         }
         self.session.failed("applying changes", error).into()

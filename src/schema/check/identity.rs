@@ -316,7 +316,7 @@ impl Identities {
 
     /// Tells the connections of this process which servers are known, so that they refuse any
     /// other.
-    pub fn teach(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
+    pub fn publish_to(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
         for (host, connect) in hosts {
             if let Some(awaited) = self.awaited(&host) {
                 connect.learn(awaited);

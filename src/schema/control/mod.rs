@@ -15,7 +15,7 @@ pub(in crate::schema) mod shape;
 pub(in crate::schema) mod steps;
 
 pub use cluster::Cluster;
-pub use monitors::{Writer, writer};
+pub use monitors::{PrivilegedRole, privileged_role};
 pub use recorded::RecordedMigration;
 pub use rights::{Grantor, Grants, Purpose, Service, rights, shard_migration};
 pub use shape::Gone;

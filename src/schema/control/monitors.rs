@@ -254,7 +254,7 @@ pub(in crate::schema) async fn watches(client: &Client) -> Result<bool, tokio_po
 /// A role that may write to a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Writer {
+pub struct PrivilegedRole {
     /// The role.
     pub role: String,
     /// Whether it is a superuser; otherwise it acts for the owner of the control schema.
@@ -269,17 +269,19 @@ pub struct Writer {
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn writer(client: &Client) -> Result<Option<Writer>, tokio_postgres::Error> {
+pub async fn privileged_role(
+    client: &Client,
+) -> Result<Option<PrivilegedRole>, tokio_postgres::Error> {
     let sql = "SELECT r.rolname::text, r.rolsuper, r.rolsuper OR EXISTS (SELECT FROM \
         pg_catalog.pg_namespace n
             WHERE n.nspname = 'pgshard' AND pg_catalog.pg_has_role(r.oid, n.nspowner, 'MEMBER'))
         FROM pg_catalog.pg_roles r WHERE r.rolname = CURRENT_USER";
     let row = client.query_one(sql, &[]).await?;
-    let writer = Writer {
+    let role = PrivilegedRole {
         role: row.try_get(0)?,
         is_superuser: row.try_get(1)?,
     };
-    Ok(row.try_get::<_, bool>(2)?.then_some(writer))
+    Ok(row.try_get::<_, bool>(2)?.then_some(role))
 }
 
 #[cfg(test)]

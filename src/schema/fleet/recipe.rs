@@ -185,7 +185,7 @@ impl Failure {
 pub(in crate::schema) fn words(error: &tokio_postgres::Error) -> String {
     error
         .as_db_error()
-        .map_or_else(|| cause::chain(error), cause::words)
+        .map_or_else(|| cause::chain(error), cause::server_message)
 }
 
 /// The line of the migration that the server points at.

@@ -549,10 +549,10 @@ on_each_version! {
             assert!(line.contains("--for monitor"), "{line}");
         }
         let client = connect(&world.servers.server(0).url().replace("//app@", "//watch@")).await;
-        assert_eq!(pgshard::schema::writer(&client).await.unwrap(), None);
+        assert_eq!(pgshard::schema::privileged_role(&client).await.unwrap(), None);
         let postgres = world.servers.superuser(0).await;
         assert!(
-            pgshard::schema::writer(&postgres)
+            pgshard::schema::privileged_role(&postgres)
                 .await
                 .unwrap()
                 .unwrap()

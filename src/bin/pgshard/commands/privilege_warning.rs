@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::HostName;
-use pgshard::schema::{self, Writer};
+use pgshard::schema::{self, PrivilegedRole};
 
 use crate::output::Output;
 
@@ -23,14 +23,14 @@ pub(super) fn warn_of_writers(config: &Config, bound: Duration, output: &Arc<Out
         let asked = join_all(
             hosts
                 .iter()
-                .map(|host| tokio::time::timeout(bound, writer(host))),
+                .map(|host| tokio::time::timeout(bound, privileged_role(host))),
         )
         .await;
         let mut writers: BTreeMap<(String, bool), Vec<&HostName>> = BTreeMap::new();
-        for (host, writer) in hosts.iter().zip(asked) {
-            if let Ok(Some(Writer {
+        for (host, privileged_role) in hosts.iter().zip(asked) {
+            if let Ok(Some(PrivilegedRole {
                 role, is_superuser, ..
-            })) = writer
+            })) = privileged_role
             {
                 writers
                     .entry((role, is_superuser))
@@ -56,7 +56,7 @@ pub(super) fn warn_of_writers(config: &Config, bound: Duration, output: &Arc<Out
 }
 
 /// The role of a host's url, if it may write there.
-async fn writer(host: &HostConfig) -> Option<Writer> {
+async fn privileged_role(host: &HostConfig) -> Option<PrivilegedRole> {
     let connection = host.connect.connect("pgshard watching").await.ok()?;
-    schema::writer(connection.client()).await.ok()?
+    schema::privileged_role(connection.client()).await.ok()?
 }

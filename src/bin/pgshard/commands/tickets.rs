@@ -166,12 +166,12 @@ fn failure(error: tickets::Error) -> Failure {
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Status {
-    hosts: BTreeMap<String, HostSays>,
+    hosts: BTreeMap<String, HostTickets>,
 }
 
 #[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
-pub(crate) enum HostSays {
+pub(crate) enum HostTickets {
     Names { names: BTreeMap<String, Name> },
     Error { error: String },
 }
@@ -205,7 +205,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                 output.error(&words);
                 hosts.insert(
                     host.host.to_string(),
-                    HostSays::Error {
+                    HostTickets::Error {
                         error: words.join(": "),
                     },
                 );
@@ -236,7 +236,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
             };
             says.insert(name.name.to_string(), value);
         }
-        hosts.insert(host.host.to_string(), HostSays::Names { names: says });
+        hosts.insert(host.host.to_string(), HostTickets::Names { names: says });
     }
     match output.format() {
         Format::Json => output.object(Status { hosts }),

@@ -161,7 +161,7 @@ async fn one_primary_each(config: &Config, fenced: &BTreeSet<HostName>) -> Resul
     if !alarms.is_empty() {
         return Err(Failure::several(Exit::Refused, alarms));
     }
-    identities.teach(context::all_hosts(config));
+    identities.publish_to(context::all_hosts(config));
     Ok(())
 }
 
