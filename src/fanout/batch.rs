@@ -1,7 +1,7 @@
 //! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of
 //! their answers.
 //!
-//! Tasks send the statements, one for each host ([`Crew`]), and continue while the caller does
+//! Tasks send the statements, one for each host ([`HostTask`]), and continue while the caller does
 //! something else. So a slow caller holds no connection, unless its results would need more memory
 //! than allowed.
 //!
@@ -18,36 +18,17 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
-use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, Span};
 
-use super::crew::Crew;
-use super::outbox::Outbox;
+use super::host_jobs::{Common, HostJobs};
+use super::host_task::HostTask;
+use super::job::{Answer, Pace, Servers};
 use super::params::Source;
+use super::results::Results;
 use crate::map::HostName;
 use crate::router::{Bound, Error, Outcome, PoolPhase, Router, Sql};
 use crate::shard::ShardId;
-
-/// How fast a batch goes, and how long.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    /// Connections of a host, at least 1.
-    pub(super) width: usize,
-    /// Statements on their way on one connection, at least 1.
-    pub(super) depth: usize,
-    /// How long the batch may take, from the request for its first result. `None`: as long as any
-    /// call.
-    pub(super) deadline: Option<Duration>,
-}
-
-/// Which servers of the shards' hosts are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Servers {
-    Primaries,
-    /// Standbys where [`Reads`](crate::router::Reads) would use one, each statement by itself.
-    Standbys,
-}
 
 /// Statements to run, one a shard.
 pub(super) struct Batch<'a> {
@@ -59,13 +40,10 @@ pub(super) struct Batch<'a> {
     pub(super) servers: Servers,
 }
 
-/// A job, by its place in the batch, and how it ended.
-pub(super) type Answer = (usize, Result<Vec<Row>, Error>);
-
 /// The answers of a batch, in the order in which they come.
 pub(super) struct Answers<'a> {
     batch: Batch<'a>,
-    outbox: Arc<Outbox>,
+    results: Arc<Results>,
     phase: Phase<'a>,
     only_reads: bool,
     deadline: Option<Duration>,
@@ -84,7 +62,7 @@ enum Phase<'a> {
 }
 
 struct Running<'a> {
-    crews: JoinSet<()>,
+    tasks: JoinSet<()>,
     /// Jobs with borrowed parameters that cannot be pipelined.
     alone: FuturesUnordered<BoxFuture<'a, Answer>>,
     alone_max: usize,
@@ -99,7 +77,7 @@ impl<'a> Batch<'a> {
     /// Nothing is sent before the first result is requested.
     pub(super) fn run(self) -> Answers<'a> {
         Answers {
-            outbox: Arc::new(Outbox::new(self.shards.len())),
+            results: Arc::new(Results::new(self.shards.len())),
             only_reads: self.router.only_reads(&self.sql),
             deadline: self.pace.deadline.or(self.router.statement_timeout()),
             phase: Phase::New,
@@ -111,7 +89,12 @@ impl<'a> Batch<'a> {
     }
 
     /// Starts one task for each host.
-    fn start(&self, outbox: &Arc<Outbox>, deadline: Option<Duration>, span: &Span) -> Running<'a> {
+    fn start(
+        &self,
+        results: &Arc<Results>,
+        deadline: Option<Duration>,
+        span: &Span,
+    ) -> Running<'a> {
         let mut by_host: BTreeMap<_, VecDeque<usize>> = BTreeMap::new();
         for (at, shard) in self.shards.iter().enumerate() {
             // A shard that does not exist is on no host and fails by itself.
@@ -119,21 +102,37 @@ impl<'a> Batch<'a> {
             by_host.entry(host).or_default().push_back(at);
         }
         let alone_max = self.pace.width * by_host.len();
-        let mut crews = JoinSet::new();
+        let mut tasks = JoinSet::new();
         for jobs in by_host.into_values() {
-            crews.spawn(
-                Crew::new(self, jobs, outbox.clone())
-                    .run()
-                    .instrument(span.clone()),
+            tasks.spawn(
+                HostTask::new(
+                    HostJobs::new(self.common(), jobs, results.clone()),
+                    self.servers,
+                )
+                .run()
+                .instrument(span.clone()),
             );
         }
         Running {
-            crews,
+            tasks,
             alone: FuturesUnordered::new(),
             alone_max,
             busy: BTreeMap::new(),
             alarm: deadline.map(|deadline| Box::pin(tokio::time::sleep(deadline))),
             began: Instant::now(),
+        }
+    }
+
+    fn common(&self) -> Common {
+        Common {
+            router: self.router.clone(),
+            sql: self.sql.clone(),
+            shards: self.shards.clone(),
+            pace: self.pace,
+            make: match &self.params {
+                Source::Owned(make) => Some(make.clone()),
+                Source::Borrowed(_) => None,
+            },
         }
     }
 
@@ -149,46 +148,29 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Servers {
-    /// Runs a statement by itself, in the way that handles moves.
-    pub(super) async fn ask(
-        self,
-        router: &Router,
-        shard: ShardId,
-        sql: &Sql,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        let shard = router.shard(shard)?;
-        match self {
-            Servers::Primaries => shard.query(sql, params).await,
-            Servers::Standbys => shard.reads().query(sql, params).await,
-        }
-    }
-}
-
 impl<'a> Running<'a> {
     /// Does what only the caller's future can do, because the parameters never leave it.
     fn with_params(
         &mut self,
         batch: &Batch<'a>,
-        outbox: &Outbox,
+        results: &Results,
         params: &'a [&'a (dyn ToSql + Sync)],
         context: &mut Context<'_>,
     ) {
-        while let Some(question) = outbox.question() {
+        while let Some(question) = results.question() {
             // The requesting task may be gone.
             let _ = question.answer.send(Bound::new(params, &question.types));
         }
         loop {
             while self.alone.len() < self.alone_max
-                && let Some(at) = outbox.alone()
+                && let Some(at) = results.alone()
             {
                 let shard = batch.shards[at];
                 let host = batch.router.shard(shard).ok().map(|shard| shard.host());
                 match host.and_then(|host| self.busy.get_key_value(&host)) {
                     Some((host, (phase, limit_ms))) => {
                         let (host, phase, limit_ms) = (host.clone(), *phase, *limit_ms);
-                        outbox.give(
+                        results.give(
                             at,
                             Err(Error::PoolTimeout {
                                 shard,
@@ -199,7 +181,7 @@ impl<'a> Running<'a> {
                         );
                     }
                     None => {
-                        outbox.sent(at);
+                        results.sent(at);
                         self.alone.push(batch.alone(at, params));
                     }
                 }
@@ -216,7 +198,7 @@ impl<'a> Running<'a> {
             {
                 self.busy.insert(host.clone(), (*phase, *limit_ms));
             }
-            outbox.give(at, result);
+            results.give(at, result);
         }
     }
 }
@@ -236,7 +218,7 @@ impl Drop for Answers<'_> {
             return;
         };
         let mut from = 0;
-        while let Some((at, sent)) = self.outbox.give_up(&mut from) {
+        while let Some((at, sent)) = self.results.give_up(&mut from) {
             if sent {
                 self.batch
                     .router
@@ -269,11 +251,11 @@ impl Answers<'_> {
                 shards = this.batch.shards.len(),
                 failed = tracing::field::Empty,
             );
-            this.phase = Phase::Running(this.batch.start(&this.outbox, this.deadline, &this.span));
+            this.phase = Phase::Running(this.batch.start(&this.results, this.deadline, &this.span));
         }
-        this.outbox.register(context);
+        this.results.register(context);
         if let Phase::Running(running) = &mut this.phase {
-            while let Poll::Ready(Some(ended)) = running.crews.poll_join_next(context) {
+            while let Poll::Ready(Some(ended)) = running.tasks.poll_join_next(context) {
                 // Most likely a parameter's own code has panicked, so the caller gets the panic.
                 if let Err(error) = ended
                     && let Ok(panic) = error.try_into_panic()
@@ -281,15 +263,15 @@ impl Answers<'_> {
                     std::panic::resume_unwind(panic);
                 }
             }
-            // This comes after the crews' ends, because a crew may leave jobs for the caller when
+            // This comes after the tasks' ends, because a task may leave jobs for the caller when
             // it ends.
             if let Source::Borrowed(params) = this.batch.params {
-                running.with_params(&this.batch, &this.outbox, params, context);
+                running.with_params(&this.batch, &this.results, params, context);
             }
-            if let Some(answer) = this.outbox.take() {
+            if let Some(answer) = this.results.take() {
                 return Poll::Ready(Some(answer));
             }
-            if running.crews.is_empty() && running.alone.is_empty() {
+            if running.tasks.is_empty() && running.alone.is_empty() {
                 return Poll::Ready(None);
             }
             if running
@@ -302,10 +284,10 @@ impl Answers<'_> {
             // This drops the tasks, and so closes the connections on which an answer is awaited.
             this.phase = Phase::Over;
         }
-        if let Some(answer) = this.outbox.take() {
+        if let Some(answer) = this.results.take() {
             return Poll::Ready(Some(answer));
         }
-        let Some((at, sent)) = this.outbox.give_up(&mut this.late) else {
+        let Some((at, sent)) = this.results.give_up(&mut this.late) else {
             return Poll::Ready(None);
         };
         let limit = this.deadline.unwrap_or_default();

@@ -11,7 +11,8 @@ use futures_util::stream::{Stream, StreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Answers, Batch, Pace, Servers};
+use super::batch::{Answers, Batch};
+use super::job::{Pace, Servers};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::rows::RowStreams;

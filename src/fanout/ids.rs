@@ -8,8 +8,9 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Answers, Batch, Pace, Servers};
+use super::batch::{Answers, Batch};
 use super::gather::Gather;
+use super::job::{Pace, Servers};
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::id::Id;

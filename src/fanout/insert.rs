@@ -9,7 +9,8 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Batch, Pace, Servers};
+use super::batch::Batch;
+use super::job::{Pace, Servers};
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use super::values::Values;

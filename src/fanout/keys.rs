@@ -7,8 +7,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio_postgres::Row;
 
-use super::batch::{Batch, Pace, Servers};
+use super::batch::Batch;
 use super::ids::unreadable;
+use super::job::{Pace, Servers};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::values::{KeyArray, Values, WithKeys};

@@ -10,15 +10,17 @@
 //! succeeded, and names the rest). Every shard asked for gives exactly one result.
 
 mod batch;
-mod crew;
 mod gather;
+mod host_jobs;
+mod host_task;
 mod ids;
 mod insert;
+mod job;
 mod keys;
-mod outbox;
 mod params;
 mod partial;
 mod pipeline;
+mod results;
 mod rows;
 mod values;
 

@@ -16,7 +16,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::crew::{Crew, Stuck, lock};
+use super::host_jobs::{HostJobs, Stuck, lock};
 use crate::router::{PipelinedConnection, Ran};
 
 /// A statement that has not answered this long after the one before it holds up those behind it.
@@ -26,10 +26,10 @@ const STUCK_AFTER: Duration = Duration::from_millis(500);
 const CANCELLED_MAX: Duration = Duration::from_secs(2);
 
 pub(super) struct Pipeline<'c> {
-    crew: &'c Crew,
+    jobs: &'c HostJobs,
     connection: PipelinedConnection,
     /// Jobs for this connection, before all others.
-    warm: VecDeque<usize>,
+    prepared: VecDeque<usize>,
     running: FuturesUnordered<BoxFuture<'c, Option<(usize, Ran)>>>,
     on_way: Vec<(usize, AbortHandle)>,
     wire: Arc<Mutex<Wire>>,
@@ -85,10 +85,14 @@ enum State<'c> {
 }
 
 impl<'c> Pipeline<'c> {
-    pub(super) fn new(crew: &'c Crew, connection: PipelinedConnection, span: Span) -> Pipeline<'c> {
+    pub(super) fn new(
+        jobs: &'c HostJobs,
+        connection: PipelinedConnection,
+        span: Span,
+    ) -> Pipeline<'c> {
         Pipeline {
-            warm: crew.warm(&connection),
-            crew,
+            prepared: jobs.prepared(&connection),
+            jobs,
             connection,
             running: FuturesUnordered::new(),
             on_way: Vec::new(),
@@ -107,37 +111,37 @@ impl<'c> Pipeline<'c> {
     /// Returns when nothing is on its way here and there is nothing to do, or no room for answers.
     pub(super) async fn run(mut self) {
         let depth = if self.connection.can_pipeline() {
-            self.crew.pace.depth
+            self.jobs.pace.depth
         } else {
             1
         };
-        let outbox = &self.crew.outbox;
+        let results = &self.jobs.results;
         loop {
             while matches!(self.state, State::Flowing)
                 && !self.left
                 && self.on_way.len() < depth
-                && outbox.has_room()
-                && let Some(at) = self.warm.pop_front().or_else(|| self.crew.next())
+                && results.has_room()
+                && let Some(at) = self.prepared.pop_front().or_else(|| self.jobs.next())
             {
                 self.start(at);
             }
             if self.on_way.is_empty() {
-                self.crew.give_back(self.warm.drain(..));
+                self.jobs.give_back(self.prepared.drain(..));
                 return;
             }
             // A statement that is alone on its way is read to its end, so that the connection can
             // go back.
-            let reads = self.on_way.len() == 1 || outbox.has_room();
+            let reads = self.on_way.len() == 1 || results.has_room();
             let patience = self.patience();
             let since = lock(&self.wire).since;
             tokio::select! {
                 biased;
                 Some(done) = self.running.next(), if reads => self.done(done),
-                () = outbox.room(), if !reads => lock(&self.wire).since = Instant::now(),
+                () = results.room(), if !reads => lock(&self.wire).since = Instant::now(),
                 () = tokio::time::sleep_until(since + patience.unwrap_or_default()), if reads && patience.is_some() => {
                     // Something may have been prepared in the meantime.
                     let stands_still = lock(&self.wire).since == since;
-                    if stands_still && !self.out_of_patience(since).await {
+                    if stands_still && !self.on_timeout(since).await {
                         return;
                     }
                 }
@@ -146,21 +150,21 @@ impl<'c> Pipeline<'c> {
     }
 
     fn start(&mut self, at: usize) {
-        let (crew, connection, wire) = (self.crew, self.connection.clone(), self.wire.clone());
+        let (jobs, connection, wire) = (self.jobs, self.connection.clone(), self.wire.clone());
         let (running, handle) = abortable(async move {
-            let shard = crew.shards[at];
-            let Some(params) = crew.params(at) else {
+            let shard = jobs.shards[at];
+            let Some(params) = jobs.params(at) else {
                 return Ran::Again;
             };
-            if crew.pace.depth > 1 && !connection.has(shard, &crew.sql) {
+            if jobs.pace.depth > 1 && !connection.has(shard, &jobs.sql) {
                 lock(&wire).send(at, Sent::ToPrepare);
-                connection.prepare(shard, &crew.sql).await;
+                connection.prepare(shard, &jobs.sql).await;
                 lock(&wire).answered(at);
             }
             // What is prepared is sent at once.
             lock(&wire).send(at, Sent::ToRun);
-            crew.outbox.sent(at);
-            connection.query(shard, &crew.sql, &params.params()).await
+            jobs.results.sent(at);
+            connection.query(shard, &jobs.sql, &params.params()).await
         });
         self.on_way.push((at, handle));
         self.running.push(Box::pin(
@@ -178,22 +182,22 @@ impl<'c> Pipeline<'c> {
             Ran::Done(result) => {
                 self.statements += 1;
                 self.failed += u64::from(result.is_err());
-                self.crew.outbox.give(at, result);
+                self.jobs.results.give(at, result);
             }
-            Ran::Again if self.crew.outbox.is_answered(at) => {}
-            Ran::Again => self.crew.again(at),
+            Ran::Again if self.jobs.results.is_answered(at) => {}
+            Ran::Again => self.jobs.again(at),
         }
     }
 
     /// How long to wait for the first statement before something is done about it. `None`: as long
     /// as it takes.
     fn patience(&self) -> Option<Duration> {
-        let limit = self.crew.router.statement_timeout();
-        let soon = [limit, self.crew.pace.deadline];
+        let limit = self.jobs.router.statement_timeout();
+        let soon = [limit, self.jobs.pace.deadline];
         let soon = soon.into_iter().flatten().map(|limit| limit / 4).min();
         // With depth 1 each statement has its connection for itself, and holds up no other.
-        let holds_up = self.crew.pace.depth > 1
-            && (self.on_way.len() > 1 || !self.warm.is_empty() || self.crew.has_waiting());
+        let holds_up = self.jobs.pace.depth > 1
+            && (self.on_way.len() > 1 || !self.prepared.is_empty() || self.jobs.has_waiting());
         match self.state {
             State::Flowing if holds_up => {
                 Some(soon.map_or(STUCK_AFTER, |soon| soon.min(STUCK_AFTER)))
@@ -205,17 +209,17 @@ impl<'c> Pipeline<'c> {
 
     /// Acts on a first statement that took too long. False when the connection is of no use any
     /// more.
-    async fn out_of_patience(&mut self, since: Instant) -> bool {
-        let limit = self.crew.router.statement_timeout();
+    async fn on_timeout(&mut self, since: Instant) -> bool {
+        let limit = self.jobs.router.statement_timeout();
         match std::mem::replace(&mut self.state, State::Flowing) {
             State::Flowing if limit.is_none_or(|limit| since.elapsed() < limit) => {
-                self.move_aside();
+                self.reassign_rest();
                 if self.on_way.len() > 1 {
                     self.left = true;
                     self.connection.set_cancelled();
                     self.connection.cancel().await;
                 }
-                self.state = State::Stuck(self.crew.mark_stuck());
+                self.state = State::Stuck(self.jobs.mark_stuck());
                 true
             }
             State::Cancelled(_) => {
@@ -235,11 +239,11 @@ impl<'c> Pipeline<'c> {
 
     /// The first statement stays. The others go to another connection, if it does no harm that they
     /// run twice, or if they have not run.
-    fn move_aside(&mut self) {
+    fn reassign_rest(&mut self) {
         let first = self.first();
         let mut wire = lock(&self.wire);
         let stays =
-            |at: usize| Some(at) == first || (!self.crew.only_reads && wire.may_have_run(at));
+            |at: usize| Some(at) == first || (!self.jobs.only_reads && wire.may_have_run(at));
         let (staying, going): (Vec<_>, Vec<_>) =
             self.on_way.drain(..).partition(|(at, _)| stays(*at));
         wire.sent
@@ -251,9 +255,9 @@ impl<'c> Pipeline<'c> {
         let jobs: Vec<usize> = going
             .into_iter()
             .map(|(at, _)| at)
-            .chain(self.warm.drain(..))
+            .chain(self.prepared.drain(..))
             .collect();
-        self.crew.give_back(jobs.into_iter());
+        self.jobs.give_back(jobs.into_iter());
     }
 
     /// The first statement reached its time limit. Cancels it, and continues with the next.
@@ -261,22 +265,22 @@ impl<'c> Pipeline<'c> {
         let Some(first) = self.first() else {
             return true;
         };
-        let may_have_run = !self.crew.only_reads && lock(&self.wire).may_have_run(first);
+        let may_have_run = !self.jobs.only_reads && lock(&self.wire).may_have_run(first);
         self.time_out(first, may_have_run);
         self.left = true;
         self.connection.cancel().await;
         lock(&self.wire).since = Instant::now();
-        self.state = State::Cancelled(stuck.unwrap_or_else(|| self.crew.mark_stuck()));
+        self.state = State::Cancelled(stuck.unwrap_or_else(|| self.jobs.mark_stuck()));
         true
     }
 
     fn time_out(&self, at: usize, may_have_run: bool) {
-        let limit = self.crew.router.statement_timeout().unwrap_or_default();
-        self.crew.outbox.give(
+        let limit = self.jobs.router.statement_timeout().unwrap_or_default();
+        self.jobs.results.give(
             at,
             Err(self
                 .connection
-                .timed_out(self.crew.shards[at], limit, may_have_run)),
+                .timed_out(self.jobs.shards[at], limit, may_have_run)),
         );
     }
 
@@ -285,14 +289,14 @@ impl<'c> Pipeline<'c> {
     fn give_up(&mut self) {
         for (at, handle) in std::mem::take(&mut self.on_way) {
             handle.abort();
-            let safe = self.crew.only_reads || !lock(&self.wire).may_have_run(at);
-            match (self.crew.outbox.is_answered(at), safe) {
+            let safe = self.jobs.only_reads || !lock(&self.wire).may_have_run(at);
+            match (self.jobs.results.is_answered(at), safe) {
                 (true, _) => {}
-                (false, true) => self.crew.again(at),
+                (false, true) => self.jobs.again(at),
                 (false, false) => self.time_out(at, true),
             }
         }
-        self.crew.give_back(self.warm.drain(..));
+        self.jobs.give_back(self.prepared.drain(..));
     }
 }
 

@@ -16,7 +16,6 @@ use super::{File, files, none_of};
 const KNOWN: &[&str] = &[
     "src/bin/pgshard/commands/console/pages/balance.rs",
     "src/bin/pgshard/commands/moves/ask.rs",
-    "src/fanout/batch.rs",
     "src/mover/control/session.rs",
     "src/mover/definition/ddl/grants.rs",
     "src/mover/step/online.rs",

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::batch::Answer;
+use super::job::Answer;
 use crate::router::{Bound, Error};
 
 /// Bytes of rows that wait for the caller, of one call.
@@ -24,7 +24,7 @@ const BYTES_MAX: usize = 4 << 20;
 const ROWS_MAX: usize = 16 << 10;
 
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct Results {
     state: Mutex<State>,
     caller: AtomicWaker,
     room: Notify,
@@ -54,8 +54,8 @@ pub(super) struct Question {
     pub(super) answer: oneshot::Sender<Option<Bound>>,
 }
 
-impl Outbox {
-    pub(super) fn new(jobs: usize) -> Outbox {
+impl Results {
+    pub(super) fn new(jobs: usize) -> Results {
         let state = State {
             answers: VecDeque::new(),
             bytes: 0,
@@ -64,7 +64,7 @@ impl Outbox {
             alone: VecDeque::new(),
             jobs: vec![Job::default(); jobs],
         };
-        Outbox {
+        Results {
             state: Mutex::new(state),
             caller: AtomicWaker::new(),
             room: Notify::new(),
