@@ -41,9 +41,9 @@ pub use command::recover::{
     ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
 };
 pub use command::repair::{AnsweringHost, GiveUp, HostClaim, Repair, RepairPlan, RepairWay};
+pub use control::hosts::Hosts;
 pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, PartialAnswer, Report, ShardReport};
-pub use control::session::Hosts;
 pub use definition::border::Error as BorderError;
 pub use definition::ddl::{Stage, Statement};
 pub use definition::refusal::Refusal;

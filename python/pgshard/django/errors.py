@@ -3,9 +3,13 @@ Django's `OperationalError`s."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
+from .. import errors as core
 from ..map import Placement
 from ..stale import Met
 
@@ -54,3 +58,23 @@ class InDoubt(OperationalError):
 class ShardUnavailable(OperationalError):
     """The shard could not be used in time. Nothing of the statement has taken effect: answer 503,
     or try again later."""
+
+
+_TRANSIENT = (
+    core.ShardUnavailable,
+    core.TooManyWaiting,
+    core.LookUpFailed,
+    core.HostUnreachable,
+    core.WrongServer,
+)
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raises the core's errors as Django's."""
+    try:
+        yield
+    except _TRANSIENT as error:
+        raise ShardUnavailable(str(error)) from error
+    except core.PgshardError as error:
+        raise OperationalError(str(error)) from error

@@ -19,7 +19,7 @@ from ..keys import INTEGER_MAX, INTEGER_MIN
 from ..recovery import Recovery
 from .backend.pools import release
 from .cluster import ALIASES, alias, cluster, shard_of_alias, state
-from .errors import NoShard, ShardMoved, WrongShard
+from .errors import NoShard, ShardMoved, WrongShard, translate_errors
 from .sharded import is_sharded, key_fields, pk_says_shard, rules
 from .uncovered import check_covered
 
@@ -438,9 +438,7 @@ def repeat_on(using: str, work: Callable[[], T]) -> T:
 
 def wait_out(recovery: Recovery, moved: Any) -> None:
     """Returns when the shard that has moved is worth another try. Raises `ShardUnavailable`."""
-    from .backend.base import djangos
-
-    with djangos():
+    with translate_errors():
         if moved.how is None:
             recovery.failed_over(moved.place)
         else:

@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use pgshard::ShardId;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
-use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::map::{HostName, RangesError, ShardMap, parse_shards, print_shards};
+use pgshard::mover::{Mover, Observer, Options as MoveOptions};
 use pgshard::pg::cause::chain;
 use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::Refusal;
 use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
 use pgshard::store::{MapStore, StoreError};
+use pgshard::{ShardCount, ShardId};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -61,6 +62,37 @@ pub(crate) fn open_url(url: &str, places: &str) -> Result<ConnectOptions, Failur
         )));
     }
     Ok(connect)
+}
+
+/// A mover for the config's hosts and map.
+pub(crate) fn mover(config: &Config, options: MoveOptions, observer: Observer) -> Mover {
+    let hosts = config
+        .hosts
+        .values()
+        .map(|host| (host.name.clone(), host.connect.clone()));
+    let hosts = pgshard::mover::Hosts::new(hosts);
+    Mover::new(
+        hosts,
+        cluster(config),
+        Arc::new(store(config)),
+        options,
+        observer,
+    )
+}
+
+/// Shards such as `17` or `0-255,300`.
+///
+/// # Errors
+/// With [`Exit::Usage`] and every mistake.
+pub(crate) fn shards(text: &str, count: ShardCount) -> Result<Vec<ShardId>, Failure> {
+    let wrong =
+        |error: &RangesError| format!("in {text:?} at character {}: {error}", error.at.start + 1);
+    let list = parse_shards(text, count)
+        .map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(wrong)))?;
+    if list.is_empty() {
+        return Err(Failure::usage("no shards were named").hint("name them like 17 or 0-255,300"));
+    }
+    Ok(list)
 }
 
 /// The map as it is kept now; while its database is away, the copy on disk.

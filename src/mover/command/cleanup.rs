@@ -21,9 +21,10 @@ use crate::shard::ShardId;
 
 use crate::mover::command::resume::lost_at;
 use crate::mover::control::context::Context;
+use crate::mover::control::hosts::Turns;
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Cleaned, Report, ShardReport};
-use crate::mover::control::session::{Session, Turns};
+use crate::mover::control::session::Session;
 use crate::mover::definition::border;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::map::HostName;
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Entry;
-use crate::mover::control::session::Hosts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::{Observer, Options};

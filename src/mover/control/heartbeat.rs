@@ -19,9 +19,10 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Hold;
 use crate::mover::control::requests::DESIRED;
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::desired::StopRequest;
 use crate::mover::protocol::error::Error;

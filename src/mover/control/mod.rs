@@ -3,6 +3,7 @@
 
 pub(crate) mod context;
 pub(crate) mod heartbeat;
+pub(crate) mod hosts;
 pub(crate) mod journal;
 pub(crate) mod observe;
 pub(crate) mod report;

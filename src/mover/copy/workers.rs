@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Signed;
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::protocol::error::{Error, LOCKED_MAX};
 use crate::mover::protocol::options::{CHUNK_BYTES, Event, Observer, Options};

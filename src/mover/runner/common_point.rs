@@ -10,8 +10,9 @@ use std::time::Instant;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Mutex;
 
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Signed;
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::copy::ShardCopy;
 use crate::mover::copy::chunk::read_from;
 use crate::mover::copy::cut::{Chunk, chunks};

@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard, watch};
 
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Signed;
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
 use crate::pg::cause::chain;

@@ -18,7 +18,8 @@ use tokio::sync::watch;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::hosts::Hosts;
+use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;

@@ -23,8 +23,9 @@ use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{Facts, Namespace};
 use crate::shard::SchemaPrefix;
 
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Hold;
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::definition::border;
 use crate::mover::definition::border::Crossing;
 use crate::mover::definition::ddl;

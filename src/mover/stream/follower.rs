@@ -11,8 +11,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::map::HostName;
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Hold;
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::preflight::facts::Servers;
 use crate::mover::preflight::table::TableShape;

@@ -34,7 +34,7 @@ from ...stale import Met, asks_about_names, met
 from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
 from ..cluster import cluster, shard_of_alias, state
-from ..errors import ConnectionLost, InDoubt, ShardMoved, ShardUnavailable
+from ..errors import ConnectionLost, InDoubt, ShardMoved, ShardUnavailable, translate_errors
 from ..uncovered import check_covered, is_write
 from . import pools
 from .client import DatabaseClient
@@ -57,24 +57,6 @@ _CREATE_CURSOR = getattr(
     "__wrapped__",
     postgresql.DatabaseWrapper.create_cursor,
 )
-_PASSING = (
-    core.ShardUnavailable,
-    core.TooManyWaiting,
-    core.LookUpFailed,
-    core.HostUnreachable,
-    core.WrongServer,
-)
-
-
-@contextmanager
-def djangos() -> Iterator[None]:
-    """Raises the core's errors as Django's."""
-    try:
-        yield
-    except _PASSING as error:
-        raise ShardUnavailable(str(error)) from error
-    except core.PgshardError as error:
-        raise OperationalError(str(error)) from error
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):
@@ -148,7 +130,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def connect(self) -> None:
         """Starts over: in autocommit, on the thread's connection. Begins a deferred transaction."""
         if self._is_deferred():
-            with djangos():
+            with translate_errors():
                 self._begin_anew()
             return
         self.in_atomic_block = False
@@ -174,7 +156,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             raise ProgrammingError("Cannot open a new connection in an atomic block.")
         if self._is_attached():
             return
-        with self.wrap_database_errors, djangos():
+        with self.wrap_database_errors, translate_errors():
             if self.connection is None and self._own is not None and not self.closed_in_transaction:
                 self._begin_anew()
             elif self.connection is None or self._own is not None:
@@ -247,7 +229,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             not autocommit and self._defers and self._own is None and not self.closed_in_transaction
         ):
             self.validate_no_atomic_block()
-            with debug_transaction(self, "BEGIN"), djangos():
+            with debug_transaction(self, "BEGIN"), translate_errors():
                 self._defer()
         else:
             super().set_autocommit(autocommit, *args, **kwargs)
@@ -383,7 +365,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             return self._cursor()
         if self._own is not None:
             return super().chunked_cursor()
-        with self.wrap_database_errors, djangos():
+        with self.wrap_database_errors, translate_errors():
             pool = self._pool(self._place.host)
             raw = self._taken(pool)
         try:
@@ -560,7 +542,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         `InDoubt` if nobody can say that, and something of the statement may stay."""
         since = self._began if self._own is not None else began
         try:
-            with djangos():
+            with translate_errors():
                 if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
                     return
         except OperationalError as unknown:
@@ -660,7 +642,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self._let_go(cursor)
 
         try:
-            with self.wrap_database_errors, djangos():
+            with self.wrap_database_errors, translate_errors():
                 if how is None:
                     give_back()
                     recovery.failed_over(self._place)

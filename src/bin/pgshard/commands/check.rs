@@ -15,7 +15,6 @@ use serde::Serialize;
 
 use crate::args::Check;
 use crate::commands::findings::{self, Believed, Folder, Look};
-use crate::commands::relocate;
 use crate::context::{self, FoundMap};
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -173,7 +172,7 @@ async fn deeper(
                 .filter(|one| args.ddl || one.code != "ddl_differs"),
         );
         if args.movable {
-            let mover = relocate::mover(config, Options::default(), Observer::silent());
+            let mover = context::mover(config, Options::default(), Observer::silent());
             findings.extend(mover.movable(&definitions).await);
         }
     }

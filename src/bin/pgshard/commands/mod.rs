@@ -28,7 +28,6 @@ mod privilege_warning;
 mod psql;
 mod rebalance;
 mod recover;
-mod relocate;
 mod rights;
 mod schemas;
 mod sql;
@@ -43,7 +42,7 @@ use std::time::Duration;
 
 use self::locate::{Lines, Target};
 use self::moves::Verb;
-use self::relocate::Detail;
+use self::moves::start::Detail;
 use futures_util::future::BoxFuture;
 use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
@@ -123,7 +122,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Move(args) => {
             let (fence_at, rollback, identity) =
                 (args.fence_at(), args.rollback(), args.replica_identity());
-            let asked = relocate::Asked {
+            let asked = moves::start::Asked {
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),
@@ -138,7 +137,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
                     .rollback(rollback)
                     .replica_identity(identity),
             };
-            relocate::run(asked, config, output).await
+            moves::start::run(asked, config, output).await
         }
         Command::Moves { wide, command } => run_moves(wide, command, config, output).await,
         Command::Recover(args) => recover::run(args, config, output).await,

@@ -13,10 +13,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::moves;
-use super::relocate::mover;
 use crate::args::Recover;
 use crate::confirm::{Consent, confirm};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted};

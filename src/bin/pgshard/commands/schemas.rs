@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 
 use super::{
     bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, map,
-    map_carry, map_versions, migrate, moves, rebalance, recover, relocate, rights, sql, tickets,
-    top, workers,
+    map_carry, map_versions, migrate, moves, rebalance, recover, rights, sql, tickets, top,
+    workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -76,7 +76,7 @@ fn all() -> Vec<Printed> {
         "migrate status": migrate::Status;
         "migrate up": bootstrap::BootstrapEvent<'static>;
         "migrate wait": migrate::Waited;
-        "move": moves::MoveEvent, relocate::PlanReport<'static>;
+        "move": moves::MoveEvent, moves::start::PlanReport<'static>;
         "moves abort": moves::MoveEvent;
         "moves audit": moves::MoveEvent;
         "moves complete": moves::MoveEvent;

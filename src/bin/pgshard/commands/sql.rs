@@ -49,7 +49,7 @@ pub(crate) async fn run(
     let map = context::map(&config).await?;
     let shards: Vec<ShardId> = match shards {
         None => map.shards().iter().collect(),
-        Some(list) => super::relocate::shards(list, map.shards())?,
+        Some(list) => crate::context::shards(list, map.shards())?,
     };
     let placed = |shard: &ShardId| map.host(*shard).cloned();
     let by_host = context::by_host(&map, &shards);

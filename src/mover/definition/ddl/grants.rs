@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mover::definition::ddl::Stage;
 use crate::mover::definition::ddl::order::Node;
-use crate::mover::definition::ddl::statements::role;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, Facts, Grant, Grantee};
 
@@ -95,4 +94,13 @@ pub(crate) fn take_away(facts: &mut Facts, schema: &str) -> String {
         list(tables),
         list(roles)
     )
+}
+
+/// A role as a GRANT names it.
+pub(super) fn role(grantee: &Grantee) -> String {
+    match grantee {
+        Grantee::Owner => "CURRENT_USER".to_owned(),
+        Grantee::Public => "PUBLIC".to_owned(),
+        Grantee::Role { name } => quote_ident(name),
+    }
 }

@@ -8,7 +8,7 @@ use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
     Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts,
-    Function, Grant, Grantee, Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation,
+    Function, Grant, Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation,
     RelationKind, Rule, Sequence, SimpleKind, SimpleObject, Trigger, Type, TypeKind,
 };
 
@@ -351,7 +351,7 @@ impl<'a> Writer<'a> {
             sql.push(format!("COMMENT ON {on} IS {text}"));
         }
         for grant in listed(&self.grants, &address).filter(|grant| !grants::attaches_code(grant)) {
-            let grantee = role(&grant.grantee);
+            let grantee = grants::role(&grant.grantee);
             let columns = column(grant.column)
                 .map(|column| format!(" ({column})"))
                 .unwrap_or_default();
@@ -893,7 +893,7 @@ impl<'a> Writer<'a> {
                 ..
             } = privilege;
             let option = if *grantable { " WITH GRANT OPTION" } else { "" };
-            let (schema, grantee) = (self.schema(), role(grantee));
+            let (schema, grantee) = (self.schema(), grants::role(grantee));
             let alter = format!("ALTER DEFAULT PRIVILEGES IN SCHEMA {schema}");
             format!("{alter} GRANT {privilege} ON {objects} TO {grantee}{option}")
         };
@@ -922,7 +922,7 @@ impl<'a> Writer<'a> {
         } else {
             "RESTRICTIVE"
         };
-        let roles: Vec<String> = policy.roles.iter().map(role).collect();
+        let roles: Vec<String> = policy.roles.iter().map(grants::role).collect();
         let (name, table) = (
             quote_ident(&policy.name),
             self.qualified(self.facts.relation_name(policy.relation)),
@@ -980,14 +980,6 @@ fn state_of(enabled: &str) -> Option<&'static str> {
         "R" => Some("ENABLE REPLICA"),
         "A" => Some("ENABLE ALWAYS"),
         _ => None,
-    }
-}
-
-pub(super) fn role(grantee: &Grantee) -> String {
-    match grantee {
-        Grantee::Owner => "CURRENT_USER".to_owned(),
-        Grantee::Public => "PUBLIC".to_owned(),
-        Grantee::Role { name } => quote_ident(name),
     }
 }
 

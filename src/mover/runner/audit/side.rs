@@ -13,8 +13,9 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::map::HostName;
+use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::{Hold, Signed};
-use crate::mover::control::session::{Hosts, Session};
+use crate::mover::control::session::Session;
 use crate::mover::copy::verify::set_workers;
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::preflight::facts;

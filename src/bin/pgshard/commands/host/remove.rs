@@ -11,10 +11,10 @@ use pgshard::schema::{self, HostFacts, HostFault, ShardState};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::relocate::mover;
 use super::edit_failure;
 use crate::confirm::{Consent, confirm};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::request::{How, request};
 use crate::args::MigrateTarget;
-use crate::commands::relocate::Detail;
+use crate::commands::moves::start::Detail;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;

@@ -10,10 +10,10 @@ use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{Error, MoveId, Mover, Options, PartialAnswer, Phase, Report};
 
-use super::super::relocate::mover;
 use super::{COMPLETES_THE_REST, Verb, Watcher, failure, tell, unheard, until_done_or_cut_off};
 use crate::confirm::{Consent, confirm};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Output, counted};

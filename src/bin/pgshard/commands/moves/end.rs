@@ -7,39 +7,14 @@ use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
 use pgshard::pg::cause::chain;
-use schemars::JsonSchema;
-use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use super::audit::{self, ShownAudit};
-use super::watch::MoveEvent;
+use super::events::{Done, FailedShard, MoveEvent};
 use super::{Verb, millis};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
-
-#[derive(JsonSchema, Serialize)]
-pub(crate) struct Done {
-    r#move: String,
-    shards: String,
-    source: String,
-    target: String,
-    // Those that were copied: rows of the stream are not counted.
-    rows: u64,
-    bytes: u64,
-    copy_ms: f64,
-    pause_ms: BTreeMap<String, f64>,
-    total_ms: u128,
-    audits: BTreeMap<String, ShownAudit>,
-    failed: Vec<FailedShard>,
-}
-
-#[derive(JsonSchema, Serialize)]
-pub(crate) struct FailedShard {
-    #[schemars(with = "u16")]
-    shard: ShardId,
-    message: String,
-}
 
 /// What to do about a shard whose audit has found a difference.
 pub(crate) const DIFFERS: &str = "its old copy is right, and so is what was written since: see \

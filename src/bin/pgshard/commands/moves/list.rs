@@ -13,10 +13,10 @@ use pgshard::mover::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::relocate::mover;
 use super::audit::{self, ShownAudit};
 use super::{Fits, failure, find, unheard};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, Rank, Width, age, cut, cut_list, size};

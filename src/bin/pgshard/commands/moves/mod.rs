@@ -4,11 +4,13 @@ mod ask;
 mod audit;
 mod complete;
 mod end;
+mod events;
 mod find;
 mod list;
 mod progress;
 mod repair;
 mod requests;
+pub(crate) mod start;
 mod watch;
 
 use std::future::Future;
@@ -24,9 +26,9 @@ use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::relocate::mover;
 use crate::confirm::{Consent, confirm};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
@@ -38,6 +40,7 @@ pub(crate) use ask::{Requested as AskedToStop, stop};
 pub(super) use audit::word as audit_word;
 pub(crate) use complete::complete_all;
 pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell, tell_by_cause};
+pub(crate) use events::MoveEvent;
 pub(super) use find::among;
 pub(super) use list::back;
 pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
@@ -45,7 +48,7 @@ pub(crate) use progress::{Line, shown, watch};
 pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
 pub(crate) use repair::{Shown as Repaired, repair};
 pub(crate) use requests::{Requested as Wanted, set_desired_state};
-pub(crate) use watch::{MoveEvent, Watcher};
+pub(crate) use watch::Watcher;
 
 /// What to do with a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

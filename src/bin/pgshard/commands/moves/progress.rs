@@ -17,9 +17,9 @@ use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::relocate::mover;
 use super::{Fits, failure, find};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, drawn, seconds, size, terminal_columns};

@@ -15,11 +15,11 @@ use pgshard::schema::{self, Severity};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::relocate::{mover, shards};
 use super::failure;
 use crate::args::MovesRepair;
 use crate::confirm::{Consent, confirm};
 use crate::context;
+use crate::context::{mover, shards};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};

@@ -8,9 +8,9 @@ use pgshard::mover::{DesiredState, Observer, Options, PartialAnswer};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::relocate::mover;
 use super::{Fits, failure, find, unheard};
 use crate::context;
+use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};

@@ -3,82 +3,12 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use indicatif::ProgressBar;
-use pgshard::ShardId;
 use pgshard::mover::{DesiredState, Event, MoveId, Observer, Phase};
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use super::audit::ShownAudit;
-use super::end::Done;
+use super::events::MoveEvent;
 use super::millis;
 use crate::output::Output;
-
-#[derive(JsonSchema, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum MoveEvent {
-    Started {
-        r#move: String,
-        shards: usize,
-    },
-    Reached {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        phase: &'static str,
-    },
-    TableCopied {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        table: String,
-        rows: u64,
-        bytes: u64,
-    },
-    FenceRetried {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        attempt: u32,
-        reason: String,
-    },
-    Waits {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        desired: &'static str,
-    },
-    Asked {
-        asked: &'static str,
-        by: String,
-    },
-    Opened {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        host: String,
-        pause_ms: f64,
-    },
-    Audited {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        audit: ShownAudit,
-    },
-    Feeding {
-        r#move: String,
-        shards: usize,
-    },
-    Fed {
-        r#move: String,
-        behind_bytes: u64,
-        behind_s: f64,
-        changes: u64,
-    },
-    NotFed {
-        r#move: String,
-        message: String,
-    },
-    Failed {
-        #[schemars(with = "u16")]
-        shard: ShardId,
-        message: String,
-    },
-    Done(Done),
-}
 
 /// Shows how a mover gets on: a bar on a terminal, events in JSON.
 pub(crate) struct Watcher {

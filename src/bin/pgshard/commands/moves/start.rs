@@ -5,16 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
-use pgshard::map::{HostName, RangesError, parse_shards, print_shards};
-use pgshard::mover::{
-    LentIdentity, Mode, Mover, Observer, Options, Plan, Request, ShardPlan, Statement,
-};
-use pgshard::{ShardCount, ShardId};
+use pgshard::map::{HostName, print_shards};
+use pgshard::mover::{LentIdentity, Mode, Options, Plan, Request, ShardPlan, Statement};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::moves;
+use super::{Verb, Watcher, failure, nothing_moved, shown, tell, until_done};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
@@ -48,14 +46,14 @@ pub(crate) async fn run(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let shards = shards(&asked.shards, config.cluster.shards)?;
+    let shards = context::shards(&asked.shards, config.cluster.shards)?;
     let request = Request::new(shards, context::host(&config, &asked.target)?).mode(asked.mode);
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
-    let watcher = moves::Watcher::new(output.clone());
+    let watcher = Watcher::new(output.clone());
     let options = asked.options.bytes_max(bytes_max(&config));
-    let mover = mover(&config, options, watcher.observer());
-    let plan = mover.plan(&request).await.map_err(moves::failure)?;
+    let mover = context::mover(&config, options, watcher.observer());
+    let plan = mover.plan(&request).await.map_err(failure)?;
     if let Some(detail) = asked.only_plan {
         show_plan(&plan, detail, output);
         return Ok(Exit::Done);
@@ -66,7 +64,7 @@ pub(crate) async fn run(
     }
     if plan.shards.is_empty() {
         output.note("nothing to do");
-        moves::nothing_moved(&plan, output);
+        nothing_moved(&plan, output);
         return Ok(Exit::Done);
     }
     show(&plan, output);
@@ -79,52 +77,16 @@ pub(crate) async fn run(
         return Err(Failure::new(Exit::Failed, "nothing was moved"));
     }
     let started = std::time::Instant::now();
-    let work = moves::until_done(&mover, output, mover.run(&plan));
-    let report = moves::shown(&mover, || watcher.id(), output, work).await?;
+    let work = until_done(&mover, output, mover.run(&plan));
+    let report = shown(&mover, || watcher.id(), output, work).await?;
     watcher.finish();
-    Ok(moves::tell(
-        moves::Verb::Resume,
-        &report,
-        started.elapsed(),
-        output,
-    ))
+    Ok(tell(Verb::Resume, &report, started.elapsed(), output))
 }
 
 /// How many bytes hosts may have in shards, by the config.
 fn bytes_max(config: &Config) -> BTreeMap<HostName, u64> {
     let most = |host: &HostConfig| Some((host.name.clone(), host.limits.bytes_max?));
     config.hosts.values().filter_map(most).collect()
-}
-
-/// A mover for the config's hosts and map.
-pub(crate) fn mover(config: &Config, options: Options, observer: Observer) -> Mover {
-    let hosts = config
-        .hosts
-        .values()
-        .map(|host| (host.name.clone(), host.connect.clone()));
-    let hosts = pgshard::mover::Hosts::new(hosts);
-    Mover::new(
-        hosts,
-        context::cluster(config),
-        Arc::new(context::store(config)),
-        options,
-        observer,
-    )
-}
-
-/// Shards such as `17` or `0-255,300`.
-///
-/// # Errors
-/// With [`Exit::Usage`] and every mistake.
-pub(crate) fn shards(text: &str, count: ShardCount) -> Result<Vec<ShardId>, Failure> {
-    let wrong =
-        |error: &RangesError| format!("in {text:?} at character {}: {error}", error.at.start + 1);
-    let list = parse_shards(text, count)
-        .map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(wrong)))?;
-    if list.is_empty() {
-        return Err(Failure::usage("no shards were named").hint("name them like 17 or 0-255,300"));
-    }
-    Ok(list)
 }
 
 /// The plan in a few lines, before it is run.

@@ -1,0 +1,99 @@
+//! What a command that moves shards prints as JSON, one event a line.
+
+use std::collections::BTreeMap;
+
+use pgshard::ShardId;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::audit::ShownAudit;
+
+#[derive(JsonSchema, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum MoveEvent {
+    Started {
+        r#move: String,
+        shards: usize,
+    },
+    Reached {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        phase: &'static str,
+    },
+    TableCopied {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        table: String,
+        rows: u64,
+        bytes: u64,
+    },
+    FenceRetried {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        attempt: u32,
+        reason: String,
+    },
+    Waits {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        desired: &'static str,
+    },
+    Asked {
+        asked: &'static str,
+        by: String,
+    },
+    Opened {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        host: String,
+        pause_ms: f64,
+    },
+    Audited {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        audit: ShownAudit,
+    },
+    Feeding {
+        r#move: String,
+        shards: usize,
+    },
+    Fed {
+        r#move: String,
+        behind_bytes: u64,
+        behind_s: f64,
+        changes: u64,
+    },
+    NotFed {
+        r#move: String,
+        message: String,
+    },
+    Failed {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        message: String,
+    },
+    Done(Done),
+}
+
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Done {
+    pub(super) r#move: String,
+    pub(super) shards: String,
+    pub(super) source: String,
+    pub(super) target: String,
+    // Those that were copied: rows of the stream are not counted.
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+    pub(super) copy_ms: f64,
+    pub(super) pause_ms: BTreeMap<String, f64>,
+    pub(super) total_ms: u128,
+    pub(super) audits: BTreeMap<String, ShownAudit>,
+    pub(super) failed: Vec<FailedShard>,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct FailedShard {
+    #[schemars(with = "u16")]
+    pub(super) shard: ShardId,
+    pub(super) message: String,
+}
