@@ -8,8 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::mover::definition::ddl::Stage;
 use crate::mover::definition::ddl::order::Node;
+use crate::mover::definition::ddl::stage::Stage;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, Facts, Grant, Grantee};
 

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::mover::definition::ddl::Target;
+use crate::mover::definition::ddl::stage::Target;
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::{Address, Facts, path_with, search_path};
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use crate::mover::definition::ddl::Stage;
+use crate::mover::definition::ddl::stage::Stage;
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::Address;
 

@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::mover::definition::ddl::Stage;
 use crate::mover::definition::ddl::order::Node;
+use crate::mover::definition::ddl::stage::Stage;
 use crate::mover::definition::ddl::statements::Writer;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, Constraint, Facts, Index, Relation, RelationKind, Trigger};

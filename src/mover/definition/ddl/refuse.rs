@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::mover::definition::ddl::Target;
 use crate::mover::definition::ddl::inheritance::{self, Made};
+use crate::mover::definition::ddl::stage::Target;
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::{
     Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind,

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::mover::definition::ddl::grants;
 use crate::mover::definition::ddl::order::Node;
-use crate::mover::definition::ddl::{Refresh, Stage, Statement, Target, grants};
+use crate::mover::definition::ddl::stage::{Refresh, Stage, Statement, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{

@@ -8,7 +8,8 @@ use pgshard::mover::{MoveId, Mover, Observer, Options, PartialAnswer, StopKind, 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Fits, failure, find, unheard};
+use super::end::failure;
+use super::find::{Fits, find, unread};
 use crate::context;
 use crate::context::mover;
 use crate::exit::Exit;
@@ -90,7 +91,7 @@ pub(crate) async fn stop(
     } else {
         output.note(format_args!("every shard of the move {id} has ended"));
     }
-    let exit = unheard(&silent, output);
+    let exit = unread(&silent, output);
     Ok(if exit != Exit::Done && !before.is_empty() {
         Exit::Partly
     } else {

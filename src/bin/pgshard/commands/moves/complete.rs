@@ -10,7 +10,7 @@ use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{Error, MoveId, Mover, Options, PartialAnswer, Phase, Report};
 
-use super::{COMPLETES_THE_REST, Verb, Watcher, failure, tell, unheard, until_done_or_cut_off};
+use super::{COMPLETES_THE_REST, Verb, Watcher, failure, tell, unread, until_done_or_cut_off};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::context::mover;
@@ -41,7 +41,7 @@ pub(crate) async fn complete_all(
     for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept) {
         kept.entry(entry.id).or_default().push(entry.shard);
     }
-    let heard = unheard(&silent, output);
+    let heard = unread(&silent, output);
     if kept.is_empty() {
         output.note("no move has old copies that are kept");
         return Ok(heard);

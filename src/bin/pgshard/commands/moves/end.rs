@@ -10,11 +10,28 @@ use pgshard::pg::cause::chain;
 use tokio_postgres::error::SqlState;
 
 use super::audit::{self, ShownAudit};
-use super::events::{Done, FailedShard, MoveEvent};
-use super::{Verb, millis};
+use super::events::{Done, FailedShard, MoveEvent, millis};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
+
+/// What to do with a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// Go on.
+    Resume,
+    /// Undo. A live mover is asked to do it.
+    Abort {
+        /// How long to wait for that mover.
+        patience: Duration,
+    },
+    /// Take shards back.
+    Rollback,
+    /// Compare the old copies with the new ones.
+    Audit,
+    /// Drop the old copies.
+    Complete,
+}
 
 /// What to do about a shard whose audit has found a difference.
 pub(crate) const DIFFERS: &str = "its old copy is right, and so is what was written since: see \

@@ -1,6 +1,7 @@
 //! What a command that moves shards prints as JSON, one event a line.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use pgshard::ShardId;
 use schemars::JsonSchema;
@@ -96,4 +97,9 @@ pub(crate) struct FailedShard {
     #[schemars(with = "u16")]
     pub(super) shard: ShardId,
     pub(super) message: String,
+}
+
+/// Milliseconds with two digits after the point.
+pub(crate) fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e5).round() / 100.0
 }

@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 
 use pgshard::map::HostName;
-use pgshard::mover::{Entry, MoveId, Mover, PartialAnswer, Phase, ReverseReplication};
+use pgshard::mover::{Entry, Error, MoveId, Mover, PartialAnswer, Phase, ReverseReplication};
 use pgshard::pg::cause::chain;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::output::Output;
 
 /// Which moves a command is for if none is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,4 +205,33 @@ fn one_of(ids: &[MoveId]) -> String {
         String::new()
     };
     format!("name one of {}{more}", newest.join(", "))
+}
+
+/// Reports the hosts that could not be read, and what to do about each.
+pub(super) fn unread(silent: &[(HostName, Error)], output: &Output) -> Exit {
+    for (host, error) in silent {
+        let remedy = match error {
+            Error::Superseded { shard, .. } => {
+                format!("`pgshard moves repair {shard} --plan` says what can be done")
+            }
+            Error::Connect { source, .. } => format!("{}; then look again", source.remedy()),
+            Error::CommitWaits { .. } => "have its commits end: start a standby that \
+                synchronous_standby_names waits for, or correct that setting; then the same \
+                command again"
+                .to_owned(),
+            _ => "see what `pgshard check` says of it, then look again".to_owned(),
+        };
+        let (words, name) = (chain(error), format!("host {host}"));
+        let words = if words.starts_with(&name) {
+            words
+        } else {
+            format!("{name}: {words}")
+        };
+        output.error_with_remedy(words, &remedy);
+    }
+    if silent.is_empty() {
+        Exit::Done
+    } else {
+        Exit::Failed
+    }
 }

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::audit::{self, ShownAudit};
-use super::{Fits, failure, find, unheard};
+use super::{Fits, failure, find, unread};
 use crate::context;
 use crate::context::mover;
 use crate::exit::Exit;
@@ -93,7 +93,7 @@ pub(crate) async fn list(
             });
         }
     }
-    Ok(unheard(&silent, output))
+    Ok(unread(&silent, output))
 }
 
 /// One move, shard by shard.
@@ -116,7 +116,7 @@ pub(crate) async fn show(
     }
     if output.format() == Format::Json {
         output.object(ShowReport::about(id, &entries));
-        return Ok(unheard(&silent, output));
+        return Ok(unread(&silent, output));
     }
     let columns = [
         ("shard", Align::Right, Rank::Stays),
@@ -181,7 +181,7 @@ pub(crate) async fn show(
             entry.audit
         ));
     }
-    Ok(unheard(&silent, output))
+    Ok(unread(&silent, output))
 }
 
 /// How many characters of these IDs tell them apart. Moves that began within a minute have the

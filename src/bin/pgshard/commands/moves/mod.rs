@@ -17,11 +17,11 @@ use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pgshard::ShardId;
-use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Error, Mover, Observer, Options, Phase, StopKind};
+use pgshard::map::print_shards;
+use pgshard::mover::{Mover, Observer, Options, Phase, StopKind};
 use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -34,13 +34,13 @@ use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 use crate::signals::Ending;
 
-use find::{Fits, find, named};
+use find::{Fits, find, named, unread};
 
 pub(crate) use ask::{Requested as AskedToStop, stop};
 pub(super) use audit::word as audit_word;
 pub(crate) use complete::complete_all;
-pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell, tell_by_cause};
-pub(crate) use events::MoveEvent;
+pub(crate) use end::{DIFFERS, Verb, code, failure, nothing_moved, remedy, tell, tell_by_cause};
+pub(crate) use events::{MoveEvent, millis};
 pub(super) use find::among;
 pub(super) use list::back;
 pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
@@ -49,24 +49,6 @@ pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words a
 pub(crate) use repair::{Shown as Repaired, repair};
 pub(crate) use requests::{Requested as Wanted, set_desired_state};
 pub(crate) use watch::Watcher;
-
-/// What to do with a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verb {
-    /// Go on.
-    Resume,
-    /// Undo. A live mover is asked to do it.
-    Abort {
-        /// How long to wait for that mover.
-        patience: Duration,
-    },
-    /// Take shards back.
-    Rollback,
-    /// Compare the old copies with the new ones.
-    Audit,
-    /// Drop the old copies.
-    Complete,
-}
 
 /// Resumes, aborts, takes back or completes a move.
 pub(crate) async fn act(
@@ -234,7 +216,7 @@ pub(crate) async fn gc(
             output.note("nothing to clean up");
         }
     }
-    let exit = unheard(&report.failed, output);
+    let exit = unread(&report.failed, output);
     Ok(if exit != Exit::Done && !report.cleaned.is_empty() {
         Exit::Partly
     } else {
@@ -284,37 +266,4 @@ async fn until_done_or_cut_off<T>(
         mover.stop();
         output.note("ends once what is at work is done; Ctrl-C again ends it at once");
     }
-}
-
-fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
-    for (host, error) in silent {
-        let remedy = match error {
-            Error::Superseded { shard, .. } => {
-                format!("`pgshard moves repair {shard} --plan` says what can be done")
-            }
-            Error::Connect { source, .. } => format!("{}; then look again", source.remedy()),
-            Error::CommitWaits { .. } => "have its commits end: start a standby that \
-                synchronous_standby_names waits for, or correct that setting; then the same \
-                command again"
-                .to_owned(),
-            _ => "see what `pgshard check` says of it, then look again".to_owned(),
-        };
-        let (words, name) = (chain(error), format!("host {host}"));
-        let words = if words.starts_with(&name) {
-            words
-        } else {
-            format!("{name}: {words}")
-        };
-        output.error_with_remedy(words, &remedy);
-    }
-    if silent.is_empty() {
-        Exit::Done
-    } else {
-        Exit::Failed
-    }
-}
-
-/// Milliseconds with two digits after the point.
-pub(crate) fn millis(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e5).round() / 100.0
 }

@@ -8,7 +8,7 @@ use pgshard::mover::{DesiredState, Observer, Options, PartialAnswer};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Fits, failure, find, unheard};
+use super::{Fits, failure, find, unread};
 use crate::context;
 use crate::context::mover;
 use crate::exit::Exit;
@@ -63,7 +63,7 @@ pub(crate) async fn set_desired_state(
         ));
         output.hint(format_args!("`pgshard moves continue {id}`"));
     }
-    let exit = unheard(&silent, output);
+    let exit = unread(&silent, output);
     Ok(if exit != Exit::Done && !shards.is_empty() {
         Exit::Partly
     } else {

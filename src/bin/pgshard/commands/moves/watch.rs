@@ -7,7 +7,7 @@ use pgshard::mover::{DesiredState, Event, MoveId, Observer, Phase};
 
 use super::audit::ShownAudit;
 use super::events::MoveEvent;
-use super::millis;
+use super::events::millis;
 use crate::output::Output;
 
 /// Shows how a mover gets on: a bar on a terminal, events in JSON.
