@@ -77,6 +77,28 @@ def check_models(app_configs: Any = None, **_: Any) -> list[Any]:
     return found
 
 
+@checks.register("pgshard", checks.Tags.admin)
+def check_admin(**_: Any) -> list[Any]:
+    """Checks the classes with which sharded models are registered in the admin."""
+    if not apps.is_installed("django.contrib.admin"):
+        return []
+    from django.contrib.admin.sites import all_sites
+
+    from .admin import ShardedModelAdmin
+
+    return [
+        checks.Warning(
+            f"the admin's list of {model._meta.label} names no shard, so it fails",
+            hint=f"class {type(one).__name__}(pgshard.django.admin.ShardedModelAdmin)",
+            obj=type(one),
+            id="pgshard.W004",
+        )
+        for site in all_sites
+        for model, one in site._registry.items()
+        if is_sharded(model) and not isinstance(one, ShardedModelAdmin)
+    ]
+
+
 def _check_managers(model: Any) -> list[Any]:
     found: list[Any] = []
     for manager in model._meta.managers:

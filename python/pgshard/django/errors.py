@@ -1,12 +1,15 @@
 """The errors that Django code gets from shards. Those that a request may meet for a short time are
-Django's `OperationalError`s."""
+Django's `OperationalError`s.
+
+A query or a write that is refused is of no class of Django's: applications catch
+`ImproperlyConfigured`, `ValueError` or `DatabaseError`, and would go on without what they asked
+for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
 from .. import errors as core
@@ -14,11 +17,11 @@ from ..map import Placement
 from ..stale import Met
 
 
-class NoShard(ImproperlyConfigured):
+class NoShard(core.PgshardError):
     """A query or a write of a sharded model that names no shard."""
 
 
-class WrongShard(ImproperlyConfigured):
+class WrongShard(core.PgshardError):
     """A row would be written, or looked for, on a shard where its key or its ID does not belong.
     Nothing was sent."""
 

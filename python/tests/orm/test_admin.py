@@ -253,3 +253,19 @@ def test_the_pages_of_a_row_whose_primary_key_says_no_shard_link_to_each_other(m
     answer = client.post(f"/admin/kinds/num/7/change/?shard={where}", {"user_id": V, "name": "z"})
     shown = client.get(answer["Location"]).context_data["cl"].result_list
     assert [one.name for one in shown] == ["z"]
+
+
+def test_a_usual_admin_of_a_sharded_model_is_reported(m):
+    from django.contrib import admin
+
+    from pgshard.django import checks
+
+    assert checks.check_admin() == []
+    site = admin.AdminSite("usual")
+    site.register(m.Photo)
+    (found,) = checks.check_admin()
+    assert (found.id, found.hint) == (
+        "pgshard.W004",
+        "class ModelAdmin(pgshard.django.admin.ShardedModelAdmin)",
+    )
+    site.unregister(m.Photo)

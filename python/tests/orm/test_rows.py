@@ -461,3 +461,12 @@ def test_tables_of_extra_are_those_of_the_shard(m, p, world):
             assert found.get() == photo
         finally:
             connection.execute("DROP TABLE public.words")
+
+
+def test_a_refusal_is_no_error_that_applications_catch(p):
+    from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, ValidationError
+    from django.db import Error
+
+    usual = (ImproperlyConfigured, ObjectDoesNotExist, ValidationError, Error)
+    for refusal in (p.NoShard, p.WrongShard):
+        assert not issubclass(refusal, (*usual, ValueError, TypeError, LookupError, AttributeError))
