@@ -999,7 +999,7 @@ fn sqlstates_and_errors_are_in_the_manual() {
         .filter(|line| line.starts_with("pub const "))
         .filter_map(|line| Some(line.split('"').nth(1)?.to_owned()))
         .collect();
-    assert_eq!(told("docs/errors.md", "## SQLSTATEs of ours"), ours);
+    assert_eq!(told("docs/errors.md", "## SQLSTATEs of pgshard"), ours);
     let errors = source("src/router/error.rs");
     let body = errors
         .split("pub enum Error {")

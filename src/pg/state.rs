@@ -3,7 +3,7 @@
 
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-/// What a signpost raises: the shard is not served here, retry. DETAIL says where to ask.
+/// What a signpost raises: the shard is not served here, retry. DETAIL names the host.
 pub const SHARD_MOVED: &str = "SH001";
 
 /// The SQLSTATE with which every function of the control schema refuses: the row is not as the

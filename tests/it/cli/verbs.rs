@@ -179,7 +179,7 @@ fn codes_are_explained() {
     );
     let signpost = alone(&["explain", "SH001"]).stdout;
     assert!(
-        signpost.contains("says where to ask (docs/protocol.md)"),
+        signpost.contains("names the host (docs/protocol.md)"),
         "{signpost}"
     );
 }

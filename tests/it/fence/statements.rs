@@ -47,7 +47,7 @@ use Kind::{CopyIn, CopyOut, Effect, Rows};
 /// The kinds of statements as `docs/signposts.md` names them, which lists what each meets.
 #[rustfmt::skip]
 mod kinds {
-    pub(super) const READS: &str = "`SELECT`, `TABLE`, joins, `WITH`, `FOR UPDATE` and its kin, \
+    pub(super) const READS: &str = "`SELECT`, `TABLE`, joins, `WITH`, `FOR UPDATE` and similar, \
         `EXPLAIN ANALYZE`";
     pub(super) const TYPED: &str = "a query or a function whose result has a type of the shard's \
         own, as an enum: \

@@ -41,7 +41,7 @@ const SECTIONS: [Section; 5] = [
     Section {
         page: "errors.md",
         text: ERRORS,
-        heading: "## SQLSTATEs of ours",
+        heading: "## SQLSTATEs of pgshard",
         kind: "SQLSTATE",
     },
     Section {
