@@ -55,7 +55,7 @@ impl ShardMove<'_> {
         };
         slot::create_publication(&self.target, owner, &tables).await?;
         self.at("after back tables")?;
-        let sql = "INSERT INTO pgshard.rollback (move_id, shard_id, stream) VALUES ($1, $2, $3)
+        let sql = "INSERT INTO pgshard.back (move_id, shard_id, stream) VALUES ($1, $2, $3)
             ON CONFLICT (move_id, shard_id) DO UPDATE SET stream = excluded.stream, lost = NULL";
         let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
         self.source
@@ -168,7 +168,7 @@ impl ShardMove<'_> {
             reason,
         };
         let sql = "SELECT m.epoch, m.fingerprint, b.at_open, b.lost, b.taken_by
-            FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, shard_id)
+            FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
             WHERE b.move_id = $1 AND b.shard_id = $2 AND m.phase = 'kept' FOR UPDATE OF b";
         let rows = self
             .target
@@ -214,7 +214,7 @@ impl ShardMove<'_> {
         {
             return Err(refuse("it is unknown how far the old copy is".to_owned()));
         }
-        let sql = "UPDATE pgshard.rollback SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
+        let sql = "UPDATE pgshard.back SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
         self.target
             .execute(what, sql, &[taken_back.uuid(), &shard, &id])
             .await?;
@@ -296,8 +296,7 @@ pub(crate) async fn give_back(
     shard: ShardId,
 ) -> Result<bool, Error> {
     let what = "giving the old copy back";
-    let sql =
-        "SELECT b.move_id, m.epoch FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, \
+    let sql = "SELECT b.move_id, m.epoch FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
         shard_id)
         WHERE b.taken_by = $1 AND b.shard_id = $2 FOR UPDATE OF b";
     let rows = session
@@ -327,7 +326,7 @@ pub(crate) async fn give_back(
             &[taker.uuid(), &shard.as_i32(), taken_back.uuid()],
         )
         .await?;
-    let sql = "UPDATE pgshard.rollback SET taken_by = NULL WHERE move_id = $1 AND shard_id = $2";
+    let sql = "UPDATE pgshard.back SET taken_by = NULL WHERE move_id = $1 AND shard_id = $2";
     session
         .execute(what, sql, &[taken_back.uuid(), &shard.as_i32()])
         .await?;
@@ -438,7 +437,7 @@ pub(crate) async fn drop_constraints(
     ));
     source.batch(what, "BEGIN").await?;
     let dropped = async {
-        let sql = "UPDATE pgshard.rollback SET at_open = $3, fingerprint = $4
+        let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
             WHERE move_id = $1 AND shard_id = $2 AND at_open IS NULL AND lost IS NULL AND taken_by \
             IS NULL";
         if source
@@ -566,7 +565,8 @@ pub(crate) async fn lose(
     shard: ShardId,
     why: &str,
 ) -> Result<(), Error> {
-    let sql = "UPDATE pgshard.rollback SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
+    let sql =
+        "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
     tracing::warn!(%id, %shard, why, "a rollback is no longer possible");
     source
         .execute(
@@ -590,7 +590,7 @@ pub(crate) async fn lose_unless_taken(
     why: &str,
 ) -> Result<Option<MoveId>, Error> {
     let sql =
-        "UPDATE pgshard.rollback SET lost = coalesce(lost, CASE WHEN taken_by IS NULL THEN $3 END)
+        "UPDATE pgshard.back SET lost = coalesce(lost, CASE WHEN taken_by IS NULL THEN $3 END)
         WHERE move_id = $1 AND shard_id = $2 RETURNING taken_by";
     let rows = source
         .rows(
@@ -616,7 +616,7 @@ pub(crate) async fn lose_all(
     id: MoveId,
     why: &str,
 ) -> Result<u64, Error> {
-    let sql = "UPDATE pgshard.rollback b SET lost = $3 FROM pgshard.move m
+    let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
         WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2
         AND b.lost IS NULL";
     source
@@ -634,7 +634,7 @@ pub(crate) async fn recorded_of(
     source: &Session,
     entry: &Entry,
 ) -> Result<(Option<String>, bool), Error> {
-    let sql = "SELECT fingerprint FROM pgshard.rollback WHERE move_id = $1 AND shard_id = $2 AND \
+    let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND \
         at_open IS NOT NULL";
     let rows = source
         .rows(
@@ -653,7 +653,7 @@ pub(crate) async fn recorded_of(
 ///
 /// Locks: the row, for one statement; waits for a transaction of the former one.
 pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, Error> {
-    let sql = "UPDATE pgshard.progress p SET lease = $3 FROM pgshard.rollback b
+    let sql = "UPDATE pgshard.progress p SET lease = $3 FROM pgshard.back b
         WHERE p.move_id = $1 AND p.shard_id = $2 AND b.move_id = $1 AND b.shard_id = $2
           AND b.lost IS NULL AND b.taken_by IS NULL";
     let taken = source

@@ -42,7 +42,7 @@ impl ShardMove<'_> {
         self.target.batch(DROPPING, "COMMIT").await?;
         self.at("after target discard")?;
         drop_signpost(&self.source, &self.names).await?;
-        let sql = "DELETE FROM pgshard.rollback WHERE move_id = $1 AND shard_id = $2";
+        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
         self.source.execute(DROPPING, sql, &[id, &shard]).await?;
         self.at("after discard")?;
         self.source

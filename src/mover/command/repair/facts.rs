@@ -330,12 +330,12 @@ async fn copies(session: &Session, shard: ShardId, names: &Names) -> Result<Vec<
             WHERE starts_with(nspname, $2 || '__left_e') AND substr(nspname, length($2::text) + 9) \
             ~ '^[0-9]{1,9}$'
             UNION ALL
-            SELECT m.epoch, b.taken_by FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, \
+            SELECT m.epoch, b.taken_by FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
             shard_id)
             JOIN pgshard.incoming i ON i.move_id = b.taken_by AND i.shard_id = b.shard_id WHERE \
             b.shard_id = $1)
         SELECT c.epoch, c.taken_by, c.taken_by IS NOT NULL OR EXISTS (
-            SELECT FROM pgshard.move m JOIN pgshard.rollback b USING (move_id, shard_id)
+            SELECT FROM pgshard.move m JOIN pgshard.back b USING (move_id, shard_id)
             JOIN pgshard.progress p USING (move_id, shard_id)
             WHERE m.shard_id = $1 AND m.epoch = c.epoch AND b.at_open IS NOT NULL AND p.xmin <> \
             b.xmin)

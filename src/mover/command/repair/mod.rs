@@ -357,7 +357,7 @@ impl Work<'_> {
             updated_at = clock_timestamp()
             WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
         at.execute(what, sql, &[former.uuid(), &shard]).await?;
-        let sql = "DELETE FROM pgshard.rollback WHERE move_id = $1 AND shard_id = $2";
+        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
         at.execute(what, sql, &[former.uuid(), &shard]).await?;
         at.batch(what, "COMMIT").await
     }

@@ -10,7 +10,7 @@
 //! # Invariants
 //! 1. What the mover itself applied at the target never comes back: the stream begins at the
 //!    position that the open wrote in its own transaction (`pgshard.shard.opened_lsn`).
-//! 2. A reverse replication that is broken is given up, with the reason in `pgshard.rollback`; it never
+//! 2. A reverse replication that is broken is given up, with the reason in `pgshard.back`; it never
 //!    stops a move and never fills a disk.
 //! 3. An old copy has one owner: the move that kept it, or the one rollback in `taken_by`.
 

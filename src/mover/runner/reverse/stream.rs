@@ -116,7 +116,7 @@ pub(crate) async fn tidy_up(
     // First, since a shard that opens between this and the next question has its reverse
     // replication from then on.
     let is_under_way = is_under_way(source, target, id).await?;
-    let sql = "SELECT EXISTS (SELECT FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, \
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
         shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', \
         'aborted'))";
@@ -340,8 +340,7 @@ async fn lose_what_lacks(
     confirmed: u64,
 ) -> Result<(), Error> {
     let what = "looking for old copies that lack changes";
-    let sql =
-        "SELECT b.shard_id FROM pgshard.rollback b JOIN pgshard.move m USING (move_id, shard_id)
+    let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
         JOIN pgshard.progress p USING (move_id, shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND p.applied_lsn < $3";
     let rows = source
