@@ -40,7 +40,7 @@ macro_rules! on_each_version {
             async fn body($version: u32) $body
 
             async fn bounded(version: u32) {
-                let max = std::time::Duration::from_secs(600);
+                let max = $crate::support::test_limit();
                 tokio::time::timeout(max, Box::pin(body(version))).await.expect("a test ends");
             }
 
@@ -82,7 +82,7 @@ macro_rules! on_mixed_versions {
             async fn body($version: u32) $body
 
             async fn bounded(version: u32) {
-                let max = std::time::Duration::from_secs(600);
+                let max = $crate::support::test_limit();
                 tokio::time::timeout(max, Box::pin(body(version))).await.expect("a test ends");
             }
 
