@@ -62,7 +62,7 @@ impl Host {
             PrepareMode::Named => Statements::Named {
                 max,
                 learned: learned.clone(),
-                fall_out: Arc::default(),
+                room: Arc::default(),
             },
         };
         let opener = Opener {

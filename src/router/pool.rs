@@ -20,7 +20,7 @@ use super::metrics::PoolGauges;
 use super::opener::{OpenError, Opener};
 use super::options::Options;
 use super::pool_slots::{Favourite, Grant, Service, Use, Wish};
-use super::session::{Lease, Session};
+use super::session::{Lease, Session, Statements};
 use super::slots::{Counts, Effects, SlotAnswer, Slots};
 use crate::map::HostName;
 use crate::shard::ShardId;
@@ -171,9 +171,12 @@ impl Pool {
     }
 
     fn wish(&self, shard: Option<ShardId>, held_for: Use) -> Wish {
-        let favourite = match held_for {
-            Use::Statement if self.opener.statements.fall_out() => Favourite::WaitBriefly,
-            Use::Statement | Use::Longer => Favourite::IfIdle,
+        let favourite = match &self.opener.statements {
+            Statements::Named { room, .. } if !room.is_exceeded() => Favourite::NotNeeded,
+            Statements::Named { room, .. } if held_for == Use::Statement && room.fall_out() => {
+                Favourite::WaitBriefly
+            }
+            Statements::Named { .. } | Statements::Unnamed(_) => Favourite::IfIdle,
         };
         Wish {
             shard: shard.map(|shard| usize::from(shard.get())),

@@ -13,6 +13,10 @@ pub(super) struct PoolSlots<C, W> {
     idle: Box<[Option<C>]>,
     /// A bit for each slot that has an idle connection.
     idle_bits: Box<[u64]>,
+    /// By slot: when its connection was given back, counted in such events.
+    given_back: Box<[u64]>,
+    /// How often a connection was given back.
+    returns: u64,
     pub(super) idle_count: usize,
     /// Free slots without a connection. The one to be used next is on top.
     empty: Vec<usize>,
@@ -46,6 +50,9 @@ pub(super) enum Use {
 /// How much a shard's favourite is worth to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Favourite {
+    /// Nothing, as every connection keeps the statements of all shards: the call takes the idle
+    /// connection that was used last, whose backend is the warmest.
+    NotNeeded,
     /// The call takes it if it is idle.
     IfIdle,
     /// The call waits for it for a moment, where it would have to wait for some connection anyway,
@@ -93,6 +100,8 @@ impl<C, W> PoolSlots<C, W> {
         PoolSlots {
             idle: std::iter::repeat_with(|| None).take(size).collect(),
             idle_bits: vec![0; size.div_ceil(64)].into(),
+            given_back: vec![0; size].into(),
+            returns: 0,
             idle_count: 0,
             empty: (0..size).rev().collect(),
             opened: 0,
@@ -142,7 +151,7 @@ impl<C, W> PoolSlots<C, W> {
     /// has it, few calls wait for it, and with this call nearly every connection has one, so that
     /// calls will soon have to wait anyway.
     pub(super) fn worth_a_moment(&self, wish: Wish) -> Option<usize> {
-        if wish.favourite == Favourite::IfIdle
+        if wish.favourite != Favourite::WaitBriefly
             || self.idle_count == 0
             || self.service != Service::Open
         {
@@ -237,16 +246,35 @@ impl<C, W> PoolSlots<C, W> {
         Some(connection)
     }
 
+    /// The slot whose idle connection was given back last.
+    fn last_used(&self) -> Option<usize> {
+        let of_word = |(word, bits): (usize, &u64)| {
+            let mut bits = *bits;
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(word * 64 + bit)
+            })
+        };
+        let idle = self.idle_bits.iter().enumerate().flat_map(of_word);
+        idle.max_by_key(|slot| self.given_back[*slot])
+    }
+
     fn put_idle(&mut self, slot: usize, connection: C) {
+        self.returns += 1;
+        self.given_back[slot] = self.returns;
         self.idle[slot] = Some(connection);
         self.idle_bits[slot / 64] |= 1 << (slot % 64);
         self.idle_count += 1;
     }
 
-    /// Grants the nearest idle connection.
+    /// Grants the idle connection that suits the call best.
     pub(super) fn grant_idle(&mut self, wish: Wish) -> Option<Grant<C>> {
         let favourite = self.favourite(wish.shard);
-        let slot = self.nearest(favourite)?;
+        let slot = match wish.favourite {
+            Favourite::NotNeeded => self.last_used()?,
+            Favourite::IfIdle | Favourite::WaitBriefly => self.nearest(favourite)?,
+        };
         let connection = self.take_idle(slot);
         self.hold(slot, wish.held_for);
         Some(Grant {
@@ -309,6 +337,29 @@ impl<C, W> PoolSlots<C, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_no_favourite_is_needed_the_connection_used_last_is_taken() {
+        let mut slots = PoolSlots::<usize, ()>::new(130, 0);
+        for slot in [5, 129, 64, 2] {
+            slots.put_idle(slot, slot);
+        }
+        let wish = Wish {
+            shard: Some(5),
+            held_for: Use::Statement,
+            favourite: Favourite::NotNeeded,
+        };
+        let mut taken = Vec::new();
+        while let Some(grant) = slots.grant_idle(wish) {
+            assert_eq!(grant.connection, Some(grant.slot));
+            taken.push(grant.slot);
+            // A short call, after which its connection is the last used again.
+            if taken.len() == 2 {
+                slots.give_back(grant.slot, grant.connection);
+            }
+        }
+        assert_eq!(taken, [2, 64, 64, 129, 5]);
+    }
 
     #[test]
     fn a_shards_choices_are_always_the_same() {

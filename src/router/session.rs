@@ -24,7 +24,7 @@ use super::replica::StandbyState;
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
-use super::statements::{Look, StatementCache};
+use super::statements::{Look, Room, StatementCache};
 use super::unnamed::{self, LearnedTypes};
 use crate::pg::Connection;
 
@@ -50,24 +50,13 @@ pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 #[derive(Clone)]
 pub(super) enum Statements {
     /// By name, at most `max` in each session; 0 keeps none. The others are run without names.
-    /// `fall_out`: whether more are in use than the sessions keep, so that each keeps others.
     Named {
         max: usize,
         learned: Arc<LearnedTypes>,
-        fall_out: Arc<AtomicBool>,
+        room: Arc<Room>,
     },
     /// Without names.
     Unnamed(Arc<LearnedTypes>),
-}
-
-impl Statements {
-    /// Whether more statements are in use than the sessions keep, so that each keeps others.
-    pub(super) fn fall_out(&self) -> bool {
-        match self {
-            Statements::Named { fall_out, .. } => fall_out.load(Ordering::Relaxed),
-            Statements::Unnamed(_) => false,
-        }
-    }
 }
 
 /// A connection and its prepared statements.
@@ -116,7 +105,7 @@ struct NamedStatements {
     /// By template and shard. Never locked across a wait.
     kept: Mutex<StatementCache<Statement>>,
     learned: Arc<LearnedTypes>,
-    fall_out: Arc<AtomicBool>,
+    room: Arc<Room>,
 }
 
 /// Whether a statement that was prepared earlier will do.
@@ -194,14 +183,10 @@ impl StatementError {
 impl Session {
     pub(super) fn new(opened: OpenedConnection) -> Session {
         let statements = match opened.statements {
-            Statements::Named {
-                max,
-                learned,
-                fall_out,
-            } => SessionStatements::Named(NamedStatements {
+            Statements::Named { max, learned, room } => SessionStatements::Named(NamedStatements {
                 kept: Mutex::new(StatementCache::new(max)),
                 learned,
-                fall_out,
+                room,
             }),
             Statements::Unnamed(learned) => SessionStatements::Unnamed(learned),
         };
@@ -372,11 +357,7 @@ impl Session {
             Prepare::Once => {
                 let mut kept = lock(&statements.kept);
                 let look = kept.look(sql);
-                if !self.is_favourite
-                    && let Some(fall_out) = kept.fall_out(&look)
-                {
-                    statements.fall_out.store(fall_out, Ordering::Relaxed);
-                }
+                kept.record(&look, self.is_favourite, &statements.room);
                 look
             }
             Prepare::Again => Look::ToKeep,

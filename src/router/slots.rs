@@ -1,11 +1,12 @@
 //! Decides which connection a call gets, and which calls wait: the slots of all pools that share a
 //! limit on connections.
 //!
-//! A pool has a slot for each connection that it may have. Each shard has a favourite among the
-//! open connections, so that its statements are prepared there and not on all. A call gets the
-//! favourite if it is idle, else the next idle connection by number, so that a shard's second
-//! choice is always the same too. A connection is opened only when all are busy, and only a few at
-//! the same time.
+//! A pool has a slot for each connection that it may have. While each connection can keep the
+//! prepared statements of all shards, a call gets the idle connection that was used last. Otherwise
+//! each shard has a favourite among the open connections, so that its statements are prepared there
+//! and not on all. A call gets the favourite if it is idle, else the next idle connection by
+//! number, so that a shard's second choice is always the same too. A connection is opened only when
+//! all are busy, and only a few at the same time.
 //!
 //! Where the prepared statements of a connection are too few for all shards, a call prefers its
 //! favourite: the connection that has already prepared its statement. It waits for it while that

@@ -16,6 +16,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::sql::{Rendered, Sql};
 
@@ -36,6 +37,25 @@ pub(super) struct StatementCache<S> {
     /// Of the last looks for statements of shards of which this session is not the favourite: how
     /// many there were, and found a statement.
     elsewhere: (u32, u32),
+}
+
+/// Whether the sessions of a pool can keep all statements that its calls run.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    exceeded: AtomicBool,
+    fall_out: AtomicBool,
+}
+
+impl Room {
+    /// Not all fit into one session: one was dropped for another.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.exceeded.load(Ordering::Relaxed)
+    }
+
+    /// More are in use than the sessions keep, so that each keeps others.
+    pub(super) fn fall_out(&self) -> bool {
+        self.fall_out.load(Ordering::Relaxed)
+    }
 }
 
 /// What is known of a statement that is to be run.
@@ -137,23 +157,29 @@ impl<S: Clone> StatementCache<S> {
         Look::ToKeep
     }
 
-    /// Counts a look for the statement of a shard of which this session is not the favourite. Says
-    /// after many of them whether too few found one: only then it is of use to wait for the
-    /// favourite. A cache with room says nothing, as the statements that are missing will come in,
-    /// and neither does one that keeps none, as no favourite has any.
-    pub(super) fn fall_out(&mut self, look: &Look<S>) -> Option<bool> {
+    /// Records in `room` that a full cache lacks a statement. Also counts a look for the statement
+    /// of a shard of which this session is not the favourite, and records after many of them
+    /// whether too few found one: only then it is of use to wait for the favourite. A cache with
+    /// room records nothing, as the statements that are missing will come in, and neither does one
+    /// that keeps none, as no favourite has any.
+    pub(super) fn record(&mut self, look: &Look<S>, is_favourite: bool, room: &Room) {
         if self.max == 0 || self.entries.len() < self.max {
-            return None;
+            return;
+        }
+        if !matches!(look, Look::Kept(_)) && !room.is_exceeded() {
+            room.exceeded.store(true, Ordering::Relaxed);
+        }
+        if is_favourite {
+            return;
         }
         let (asked, found) = &mut self.elsewhere;
         *asked += 1;
         *found += u32::from(matches!(look, Look::Kept(_)));
-        if *asked < LOOKS_ELSEWHERE {
-            return None;
+        if *asked >= LOOKS_ELSEWHERE {
+            let fall_out = *found < *asked / 4 * 3;
+            self.elsewhere = (0, 0);
+            room.fall_out.store(fall_out, Ordering::Relaxed);
         }
-        let fall_out = *found < *asked / 4 * 3;
-        self.elsewhere = (0, 0);
-        Some(fall_out)
     }
 
     pub(super) fn get(&mut self, wanted: Rendered<'_>) -> Option<S> {
@@ -307,28 +333,26 @@ mod tests {
         assert_eq!(none.look(rendered(1)), Look::Passing);
     }
 
-    /// Whether it is worth to wait for a favourite: not while there is room, not where most are
+    /// Whether a favourite is needed, and worth a wait: not while there is room, not where most are
     /// found, and not where none is kept anywhere.
     #[test]
-    fn statements_fall_out() {
+    fn a_favourite_is_worth_a_wait_where_statements_do_not_fit() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
         let rendered = |number| Rendered::new(&sql, &prefix, ShardId::new(number).unwrap());
         let said = |max, numbers: u16| {
-            let mut cache = StatementCache::new(max);
-            let looks = 4 * u16::try_from(LOOKS_ELSEWHERE).unwrap();
-            let said = (0..looks).filter_map(|call| {
+            let (mut cache, room) = (StatementCache::new(max), Room::default());
+            for call in 0..4 * u16::try_from(LOOKS_ELSEWHERE).unwrap() {
                 let look = cache.look(rendered(call % numbers));
+                cache.record(&look, false, &room);
                 if look == Look::ToKeep {
                     cache.put(rendered(call % numbers), call);
                 }
-                cache.fall_out(&look)
-            });
-            said.last()
+            }
+            (room.is_exceeded(), room.fall_out())
         };
-        assert_eq!(
-            (said(8, 7), said(8, 8), said(8, 100), said(0, 100)),
-            (None, Some(false), Some(true), None)
-        );
+        let fits = (false, false);
+        assert_eq!((said(8, 7), said(8, 8), said(0, 100)), (fits, fits, fits));
+        assert_eq!((said(8, 9), said(8, 100)), ((true, true), (true, true)));
     }
 
     #[test]
