@@ -146,18 +146,39 @@ on_each_version! {
         }
     }
 
-    /// A shard's calls get the same connection while it is free, and another if it is not; and
-    /// while one connection is enough, there is only one.
-    async fn favourites(version) {
+    /// Where the statements of all shards fit on each connection, a call gets the one used last.
+    async fn the_connection_used_last_serves_all_shards(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();
         let pid = async |number| {
-            let shard = router.shard(shard(number)).unwrap();
-            shard
-                .query_one("SELECT pg_backend_pid()", &[])
-                .await
-                .unwrap()
-                .get::<_, i32>(0)
+            let sql = "SELECT pg_backend_pid(), count(*) FROM {shard}.photos";
+            let row = router.shard(shard(number)).unwrap().query_one(sql, &[]);
+            row.await.unwrap().get::<_, i32>(0)
+        };
+        let first = router.shard(shard(0)).unwrap();
+        let held = futures_util::future::try_join_all((0..4).map(|_| first.client()));
+        drop(held.await.unwrap());
+        while router.pools()[0].used > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut seen = BTreeSet::new();
+        for number in 0..8 {
+            seen.insert(pid(number).await);
+        }
+        assert_eq!(seen.len(), 1);
+    }
+
+    /// Where they do not fit, a shard's calls get the same connection while it is free, and another
+    /// if it is not; and while one connection is enough, there is only one.
+    async fn favourites(version) {
+        let shards = Shards::start(version, 16).await;
+        let mut options = shards.options();
+        options.statements_per_connection = 4;
+        let router = Router::new(options);
+        let pid = async |number| {
+            let sql = "SELECT pg_backend_pid(), count(*) FROM {shard}.photos";
+            let row = router.shard(shard(number)).unwrap().query_one(sql, &[]);
+            row.await.unwrap().get::<_, i32>(0)
         };
         let mut one = BTreeSet::new();
         for number in 0..8 {
