@@ -95,6 +95,7 @@
 //! | [`schema`] | bootstrap, migrations, catalogs, what is there compared with what should be |
 //! | [`rebalance`] | which shards should go where: a pure planner |
 //! | [`mover`] | moves |
+//! | [`import`] | bringing the tables of one database into shards |
 //! | [`config`] | `pgshard.toml`, and [`connect`] |
 //! | [`dev`] | throwaway local servers |
 //! | [`testing`] | clusters for an application's tests |
@@ -107,6 +108,7 @@
 //! | feature | adds |
 //! | --- | --- |
 //! | `ops` | [`schema`], [`rebalance`], [`mover`]: unstable, see below |
+//! | `import` | [`import`], and what `ops` adds: unstable, too |
 //! | `idgen` | [`idgen`] |
 //! | `dev` | [`dev`], [`testing`], and what `ops` adds |
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
@@ -165,6 +167,9 @@ pub mod rebalance;
 
 #[cfg(feature = "ops")]
 pub mod mover;
+
+#[cfg(feature = "import")]
+pub mod import;
 
 pub mod config;
 

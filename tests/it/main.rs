@@ -20,6 +20,7 @@ mod fence;
 mod hostile;
 mod hosts;
 mod ids;
+mod import;
 mod keys;
 mod manual;
 mod migrate;

@@ -240,6 +240,7 @@ pages! {
     backup: "docs/backup.md",
     change_data_capture: "docs/cdc.md",
     production: "docs/production.md",
+    import: "docs/import.md",
 }
 
 /// Every block that a reader could type is run by a test of its page, or has a reason why not. The

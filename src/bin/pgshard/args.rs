@@ -8,6 +8,7 @@ mod console;
 mod dev;
 mod host;
 mod id;
+mod import;
 mod map;
 mod migrate;
 mod moves;
@@ -33,6 +34,7 @@ pub(crate) use dev::{
 };
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
+pub(crate) use import::{ImportAssess, ImportCommand};
 pub(crate) use map::{MapCommand, MapFormat, MapShow};
 pub(crate) use migrate::{MigrateBackfill, MigrateCommand, MigrateTarget};
 pub(crate) use moves::{Move, MoveMode, MovesCommand, MovesRepair, Wide};
@@ -171,6 +173,11 @@ pub(crate) enum Command {
     Map {
         #[command(subcommand)]
         command: MapCommand,
+    },
+    /// Bring the tables of one database into shards
+    Import {
+        #[command(subcommand)]
+        command: ImportCommand,
     },
     Sql(Sql),
     Bench(Bench),

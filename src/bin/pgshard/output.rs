@@ -780,7 +780,7 @@ pub(crate) fn fitted<'a>(
 
 /// Text in lines of so many columns at most. It is broken between words only, and never within a
 /// command in backquotes, so that a click or a selection takes the whole of it.
-fn wrapped(text: &str, before: usize, indent: &str, columns: usize) -> String {
+pub(crate) fn wrapped(text: &str, before: usize, indent: &str, columns: usize) -> String {
     let mut lines = String::new();
     let mut column = before;
     let mut is_first = true;

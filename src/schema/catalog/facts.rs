@@ -8,6 +8,8 @@
 //! objects in it ([`Facts::makers`]): that schema is not carried.
 
 use std::collections::BTreeMap;
+#[cfg(feature = "import")]
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -100,6 +102,111 @@ impl Facts {
     /// The relation with this OID.
     pub(crate) fn relation(&self, oid: u32) -> Option<&Relation> {
         self.places.get(&oid).and_then(|at| self.relations.get(*at))
+    }
+
+    /// The facts of these tables, as a schema that has nothing else and belongs to this role: with
+    /// what is on them, and with the types, functions and sequences that they need, other than
+    /// these.
+    #[cfg(feature = "import")]
+    pub(crate) fn only(
+        mut self,
+        tables: &BTreeSet<u32>,
+        others: &BTreeSet<Address>,
+        owner: &str,
+    ) -> Facts {
+        let is_relation = |address: &Address| {
+            address.class == "pg_class" && self.places.contains_key(&address.oid)
+        };
+        let mut kept: BTreeSet<Address> = tables
+            .iter()
+            .map(|oid| Address::new("pg_class", *oid))
+            .collect();
+        let partitions = self.relations.iter().filter_map(|relation| {
+            let parent = relation.partition.as_ref()?.parent;
+            Some((relation.oid, parent))
+        });
+        let partitions: Vec<(u32, u32)> = partitions.collect();
+        loop {
+            let before = kept.len();
+            for (oid, parent) in &partitions {
+                if kept.contains(&Address::new("pg_class", *parent)) {
+                    kept.insert(Address::new("pg_class", *oid));
+                }
+            }
+            for (needs, needed) in &self.edges {
+                if kept.contains(needs) && !is_relation(needed) && !others.contains(needed) {
+                    kept.insert(needed.clone());
+                }
+            }
+            if kept.len() == before {
+                break;
+            }
+        }
+        let has = |class: &str, oid: u32| kept.contains(&Address::new(class, oid));
+        let on = |oid: u32| has("pg_class", oid);
+        self.relations
+            .retain(|one| on(one.oid) && one.kind != RelationKind::ForeignTable);
+        self.places = (0..)
+            .zip(&self.relations)
+            .map(|(at, one)| (one.oid, at))
+            .collect();
+        self.sequences.retain(|one| {
+            on(one.oid)
+                || one
+                    .owned_by
+                    .as_ref()
+                    .is_some_and(|owner| on(owner.relation))
+        });
+        self.indexes.retain(|one| on(one.relation));
+        self.constraints.retain(|one| {
+            // A foreign key to another table is judged by the decisions about both.
+            let leaves = one.kind == ConstraintKind::ForeignKey && !on(one.refers_to);
+            !leaves && (on(one.relation) || (one.type_ != 0 && has("pg_type", one.type_)))
+        });
+        self.functions.retain(|one| has("pg_proc", one.oid));
+        self.types.retain(|one| has("pg_type", one.oid));
+        self.triggers.retain(|one| on(one.relation));
+        self.policies.retain(|one| on(one.relation));
+        self.rules.retain(|one| on(one.relation));
+        self.statistics
+            .retain(|one| has("pg_statistic_ext", one.oid));
+        self.simple.retain(|one| has(one.kind.class(), one.oid));
+        self.default_privileges.clear();
+        self.comments.retain(|one| kept.contains(&one.on));
+        self.grants.retain(|one| kept.contains(&one.on));
+        self.others.clear();
+        self.operators.retain(|(address, _)| kept.contains(address));
+        self.edges
+            .retain(|(needs, needed)| kept.contains(needs) && kept.contains(needed));
+        self.reads
+            .retain(|(reader, read, _)| kept.contains(reader) && kept.contains(read));
+        for relation in &mut self.relations {
+            relation.owner = owner.to_owned();
+            relation.heirs_outside = false;
+            relation
+                .parents
+                .retain(|parent| kept.contains(&Address::new("pg_class", *parent)));
+        }
+        for sequence in &mut self.sequences {
+            sequence.owner = owner.to_owned();
+        }
+        self.functions
+            .iter_mut()
+            .for_each(|one| one.owner = owner.to_owned());
+        self.types
+            .iter_mut()
+            .for_each(|one| one.owner = owner.to_owned());
+        self.statistics
+            .iter_mut()
+            .for_each(|one| one.owner = owner.to_owned());
+        for simple in &mut self.simple {
+            simple.owner = simple.owner.as_ref().map(|_| owner.to_owned());
+        }
+        self.owner = owner.to_owned();
+        self.reader = owner.to_owned();
+        self.reader_bypasses = true;
+        self.makers.clear();
+        self
     }
 
     /// The name of the relation with this OID, or `?` for one that is not of this schema.

@@ -14,6 +14,7 @@ mod exporter;
 mod findings;
 mod host;
 mod id;
+mod import;
 mod init;
 mod listen;
 mod locate;
@@ -49,8 +50,8 @@ use pgshard::schema::migrate::{Resolution, Which};
 use pgshard::store::whole::Overwrite;
 
 use crate::args::{
-    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Init, Locate,
-    MapCommand, MigrateCommand, MovesCommand, TicketsCommand, Wide, WorkersCommand,
+    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, ImportCommand, Init,
+    Locate, MapCommand, MigrateCommand, MovesCommand, TicketsCommand, Wide, WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
@@ -157,6 +158,9 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             }
         },
         Command::Demo(args) => demo::run(args, output).await,
+        Command::Import { command } => match command {
+            ImportCommand::Assess(args) => import::assess(&args, config, output).await,
+        },
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Bench(args) => {
             bench::run(args.seconds, args.connections.into(), config, output).await
@@ -492,6 +496,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Map { .. }
         | Command::Host { .. }
         | Command::Top(_)
+        | Command::Import { .. }
         | Command::Sql(_)
         | Command::Bench(_)
         | Command::Demo(_)

@@ -61,6 +61,7 @@ fn all() -> Vec<Printed> {
         "id decode": id::Decoded, id::OtherDecoded;
         "id encode": id::Decoded;
         "id range": id::Range;
+        "import assess": pgshard::import::Assessment;
         "locate": locate::Located, locate::Wrong<'static>;
         "map diff": map::Changes;
         "map export": map_carry::Exported;

@@ -1,0 +1,41 @@
+//! Finds what stands in the way. Pure: it gets the facts and the decisions, and each file looks for
+//! obstacles of one sort.
+
+mod border;
+mod case;
+mod ids;
+mod keys;
+mod server;
+mod skew;
+mod storage;
+mod uniques;
+
+use self::case::Case;
+use super::decide::Decisions;
+use super::facts::Database;
+use super::obstacle::Found;
+
+pub(crate) use keys::must_agree;
+pub(crate) use skew::shares;
+
+/// Everything that stands in the way, other than statements and what a move does not carry.
+pub(crate) fn judge(database: &Database, decisions: &Decisions, first_id: i64) -> Vec<Found> {
+    let case = Case {
+        database,
+        decisions,
+        first_id,
+    };
+    let mut found = Vec::new();
+    for look in [
+        server::look,
+        keys::look,
+        ids::look,
+        uniques::look,
+        border::look,
+        storage::look,
+        skew::look,
+    ] {
+        look(&case, &mut found);
+    }
+    found
+}

@@ -1,0 +1,55 @@
+//! The server, and the key itself.
+
+use super::case::Case;
+use crate::import::obstacle::{Found, Kind};
+
+/// The oldest version that pgshard works with.
+const VERSION_MIN: u32 = 140_000;
+
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+    let server = &case.database.server;
+    let mut add = |kind, detail: String| {
+        found.push(Found::new(kind, &server.database, detail));
+    };
+    if server.version < VERSION_MIN {
+        add(
+            Kind::VersionTooOld,
+            format!("it is version {}", server.version / 10_000),
+        );
+    }
+    if !server.can_decode {
+        add(
+            Kind::LogicalDecodingOff,
+            format!("wal_level is {}", server.wal_level),
+        );
+    }
+    if let Some(refused) = &server.replication {
+        add(Kind::ReplicationRefused, refused.clone());
+    }
+    if server.free_slots < 1 {
+        add(Kind::ReplicationSlots, "all slots are used".to_owned());
+    } else if server.free_senders < 1 {
+        add(Kind::ReplicationSlots, "all walsenders are used".to_owned());
+    }
+    if server.prepared > 0 {
+        add(Kind::PreparedTransactions, format!("{}", server.prepared));
+    }
+    let key = case.database.key;
+    let Some(column) = case.database.column(key.table, key.column) else {
+        return;
+    };
+    let name = case.database.column_names(key.table, &[key.column]);
+    if !(column.is_integer() || column.is_text() || column.type_ == "uuid") {
+        let detail = format!("it is {}", column.type_);
+        found.push(Found::new(Kind::KeyType, &name, detail));
+    }
+    let is_unique = case.database.uniques.iter().any(|unique| {
+        unique.table == key.table
+            && unique.columns == [key.column]
+            && !unique.partial
+            && !unique.exclusion
+    });
+    if !is_unique {
+        found.push(Found::new(Kind::KeyNotUnique, name, ""));
+    }
+}

@@ -1,0 +1,3 @@
+SELECT json_build_object('name', k.conname, 'table', k.conrelid::int8, 'columns', k.conkey,
+    'target', k.confrelid::int8, 'target_columns', k.confkey)
+FROM pg_constraint k WHERE k.contype = 'f' AND k.conparentid = 0 ORDER BY k.conrelid, k.conname
