@@ -118,7 +118,8 @@ pub(crate) fn figures(database: &Database, decisions: &Decisions, goal: Goal) ->
             value: Some(all),
             unit: "seconds",
             assumes: format!(
-                "the same × {per_host} shards of a host ÷ {} sessions; busy shards come first",
+                "0.3 s + ({keys} foreign keys × 0.8 ms) × {per_host} shards of a host ÷ {} sessions; \
+                 busy shards come first",
                 goal.sessions
             ),
         },

@@ -78,6 +78,8 @@ pub(crate) struct Table {
     /// How many indexes it has, and whether it has a TOAST table.
     pub(crate) indexes: i64,
     pub(crate) toasted: bool,
+    /// Rows that were inserted, updated and deleted since the statistics were reset.
+    pub(crate) writes: i64,
     pub(crate) forced_rls: bool,
     pub(crate) owner: String,
     pub(crate) columns: Vec<Column>,

@@ -95,6 +95,7 @@ pub fn assess<'a>(
         let (refused, unread) = carried::look(client, &database, &decisions).await?;
         found.extend(refused);
         unknown.extend(unread);
+        unknown.extend(report::not_analyzed(&database));
         let statements =
             statements::look(client, &database, &decisions, request.statements.as_deref()).await?;
         let statements = match statements {

@@ -15,6 +15,11 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
         .flat_map(|key| key.columns.iter().map(|column| (key.table, *column)))
         .collect();
     let keys = single_keys(database);
+    let key_name = database.column_name(database.key.table, database.key.column);
+    // A key such as `username` has the same name everywhere; `id` is something else in each table.
+    let is_key_by_name = |column: &Column| {
+        column.name == key_name && !["id", "key", "name", "code", "uuid"].contains(&key_name)
+    };
     let mut by_name: HashMap<(&str, &str), u32> = HashMap::new();
     for table in database.tables.values() {
         by_name.insert((&table.schema, &table.name), table.oid);
@@ -23,9 +28,6 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
     let mut found = Vec::new();
     for table in database.tables.values() {
         for column in &table.columns {
-            let Some(stem) = stem(&column.name) else {
-                continue;
-            };
             let is_inherited = table.inherits.iter().any(|parent| {
                 let parent = database.tables.get(parent);
                 parent.is_some_and(|parent| parent.column_named(&column.name).is_some())
@@ -37,10 +39,10 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
                 continue;
             }
             let of_key = key_table
-                .filter(|key| stems_of_key(&key.name).any(|name| name == stem))
+                .filter(|key| is_named_after(&column.name, &key.name) || is_key_by_name(column))
                 .map(|key| key.oid);
             let target = of_key.or_else(|| {
-                let names = plurals(&stem);
+                let names = plurals(&stem(&column.name)?);
                 let mut named = names
                     .iter()
                     .map(|name| by_name.get(&(table.schema.as_str(), name.as_str())));

@@ -89,7 +89,7 @@ kinds! {
         "give each row a key and SET NOT NULL, or move rows without one to a table that stays";
     Polymorphic "polymorphic" Change
         "The table that a row refers to is named in the row, so that no foreign key leads to the key"
-        "add the key as a column, and write it with each row";
+        "add the key as a column, and write it with each row; or let the table stay";
     ForeignTable "foreign_table" Change
         "Foreign tables have rows on another server"
         "import their rows into a table first, or let it stay and remove the key's column";
@@ -165,9 +165,15 @@ kinds! {
     ForeignKeyUnverified "foreign_key_unverified" Check
         "Foreign keys are outside the path to the key, and no rows could be compared"
         "make sure that both rows always have the same key";
+    OnlyKeyTable "only_key_table" Check
+        "Nothing leads from any other table to the key"
+        "add foreign keys, or call the columns after the key's table, as in user_id";
     KeyByName "key_by_name" Check
         "No foreign key says so: the key, or the path to it, was found by names of columns"
         "make sure that it is right";
+    ReferenceWritten "reference_written" Check
+        "Tables that each host would get are written often, and each write has to reach all hosts"
+        "give a table the key as a column if its rows belong to keys; else expect them to lag";
     IdByApplication "id_by_application" Check
         "The application chooses primary keys, and a shard can only keep them unique within itself"
         "make sure that no two keys get the same, as with UUIDs; else make it a look-up";

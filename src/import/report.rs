@@ -17,6 +17,18 @@ pub(super) fn tables(database: &Database, decisions: &Decisions) -> Vec<TableRep
     reports
 }
 
+/// That sizes are not known, if so.
+pub(super) fn not_analyzed(database: &Database) -> Option<String> {
+    let tables = database.tables.values();
+    let count = tables.filter(|table| table.rows.is_none()).count();
+    (count > 0).then(|| {
+        format!(
+            "rows and sizes of {count} tables, and what follows from them: ANALYZE was never run \
+             on these"
+        )
+    })
+}
+
 fn one(
     database: &Database,
     decisions: &Decisions,
@@ -155,9 +167,12 @@ pub(super) fn largest_keys(database: &Database, decisions: &Decisions) -> Vec<La
 
 /// IDs, and how far they are from those of shards.
 pub(super) fn ids(database: &Database, epoch: Epoch, first: i64) -> IdReport {
+    // Shards do not make the key, so its values are no IDs in this sense.
+    let key = (database.key.table, database.key.column);
     let largest = database
         .statistics
         .iter()
+        .filter(|(column, _)| **column != key)
         .filter_map(|(column, statistics)| Some((statistics.range?.1, *column)))
         .max();
     let below = largest

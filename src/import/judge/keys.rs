@@ -12,6 +12,15 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     for (table, decision) in case.decisions {
         of_table(case, *table, decision, found);
     }
+    let imported = case.imported().count();
+    if imported <= 1 && case.decisions.len() > 1 {
+        let detail = format!("{} tables stay", case.decisions.len() - 1);
+        found.push(Found::new(
+            Kind::OnlyKeyTable,
+            case.name(case.database.key.table),
+            detail,
+        ));
+    }
     let ties = ties(case.decisions);
     for at in must_agree(case.database, case.decisions) {
         let Some(key) = case.database.foreign_keys.get(at) else {
