@@ -138,6 +138,8 @@ macro_rules! setters {
 #[cfg(test)]
 mod exploration;
 
+mod backoff;
+
 mod shard;
 
 pub mod id;

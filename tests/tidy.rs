@@ -21,6 +21,7 @@ mod rooms;
 /// reasons are in ARCHITECTURE.md.
 const ORDER: [&str; 20] = [
     "exploration",
+    "backoff",
     "shard",
     "id",
     "map",

@@ -4,7 +4,7 @@
 //! the circuit. From then on calls fail at once, also those that wait already, and a task tries to
 //! connect again, with growing pauses. What a try finds out counts for all calls.
 //!
-//! Invariant: a host that answers again is used again within [`Circuit::PAUSE_MAX`] and the time of
+//! Invariant: a host that answers again is used again within the longest of [`Circuit::PAUSES`] and the time of
 //! one try. No try is made while nobody calls. An error that the server itself gave does not open
 //! the circuit, because the server was reached.
 
@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::pg::{ConnectError, ConnectOptions};
 
 /// The state of one host, shared by its pools.
@@ -67,12 +68,12 @@ impl CircuitState {
     /// spreads the tries of a fleet.
     fn failed(&self, cause: Arc<ConnectError>, now: Instant, chance: f64) -> CircuitState {
         let pause = match self {
-            CircuitState::Closed { .. } => Circuit::PAUSE_MIN,
+            CircuitState::Closed { .. } => Circuit::PAUSES.first,
             // This call began before the circuit opened. Only a try may lengthen the pause.
             CircuitState::Open { trying: None, .. } => return self.clone(),
-            CircuitState::Open { pause, .. } => (*pause * 2).min(Circuit::PAUSE_MAX),
+            CircuitState::Open { pause, .. } => Circuit::PAUSES.after(*pause),
         };
-        let until = now + pause.mul_f64(0.75 + chance.clamp(0.0, 1.0) / 4.0);
+        let until = now + Circuit::PAUSES.spread(pause, chance);
         CircuitState::Open {
             until,
             pause,
@@ -83,10 +84,12 @@ impl CircuitState {
 }
 
 impl Circuit {
-    /// How long nothing is tried after the first failure.
-    pub(super) const PAUSE_MIN: Duration = Duration::from_millis(100);
-    /// The longest time in which nothing is tried.
-    pub(super) const PAUSE_MAX: Duration = Duration::from_secs(2);
+    /// How long nothing is tried after a failure. The jitter spreads the tries of a fleet.
+    pub(super) const PAUSES: Backoff = Backoff {
+        first: Duration::from_millis(100),
+        max: Duration::from_secs(2),
+        jitter: (0.75, 1.0),
+    };
     /// How long after a try's start calls wait for its result, unless the host was silent the last
     /// time. A host that is up answers within a few milliseconds.
     const TRY_WAIT: Duration = Duration::from_millis(200);
@@ -340,7 +343,8 @@ mod tests {
             let state = CircuitState::Closed { doubted: None }.failed(cause(), now, chance);
             let again_in = state.down(now).unwrap().again_in;
             assert!(
-                again_in >= Circuit::PAUSE_MIN.mul_f64(0.75) && again_in <= Circuit::PAUSE_MIN,
+                again_in >= Circuit::PAUSES.first.mul_f64(0.75)
+                    && again_in <= Circuit::PAUSES.first,
                 "{again_in:?}"
             );
         }

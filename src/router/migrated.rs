@@ -17,6 +17,7 @@ use super::error::LookUpError;
 use super::host::Host;
 use super::session::Prepare;
 use super::sql::{Rendered, Sql};
+use crate::backoff::Backoff;
 use crate::map::{HostName, print_shards};
 use crate::shard::{ShardCount, ShardId};
 
@@ -25,9 +26,12 @@ const ASK: &str = "SELECT has, lacks, on_host, checksums FROM pgshard.migrated($
 /// How long a host's answer may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The pause between two questions, at first and at most.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The pauses between two questions.
+const PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(100),
+    max: Duration::from_secs(2),
+    jitter: Backoff::NO_JITTER,
+};
 
 /// The progress of a migration on the hosts. Its text (`Display`) lists what is missing.
 #[derive(Debug)]
@@ -178,7 +182,7 @@ impl Router {
         within: Duration,
     ) -> Result<(), NotMigrated> {
         let begun = Instant::now();
-        let mut pause = PAUSE_MIN;
+        let mut pause = PAUSES.first;
         loop {
             let how_far = self.migrated(name).await;
             if how_far.is_everywhere() {
@@ -192,7 +196,7 @@ impl Router {
                 });
             };
             tokio::time::sleep(pause.min(left)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            pause = PAUSES.after(pause);
         }
     }
 }

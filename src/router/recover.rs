@@ -16,6 +16,7 @@ use super::ownership_lookup::{LookUpResult, Mend};
 use super::routing::{Inner, Place};
 use super::session::Lease;
 use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
+use crate::backoff::Backoff;
 use crate::map::{Placement, ShardEpoch};
 use crate::shard::ShardId;
 
@@ -379,17 +380,21 @@ impl<'r> Recovery<'r> {
     }
 }
 
-/// The longest pause before a transaction is run again after a conflict.
-const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// The pauses before a transaction is run again after a conflict, of random length, so that the two
+/// do not meet again.
+const CONFLICT_PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(5),
+    max: Duration::from_millis(500),
+    jitter: (0.0, 1.0),
+};
 
 impl Inner {
     /// Waits before a transaction is run again that had a conflict with another one, the `round`th
-    /// time. The wait is of random length, so that both do not meet again.
+    /// time.
     pub(super) async fn after_conflict(&self, place: &Place, round: u32) {
         self.retries.fetch_add(1, Ordering::Relaxed);
         place.host.metrics.retry(&place.host.name, Reason::Conflict);
-        let longest = Duration::from_millis(5) * (1 << round.min(10));
-        tokio::time::sleep(longest.min(CONFLICT_PAUSE_MAX).mul_f64(fastrand::f64())).await;
+        tokio::time::sleep(CONFLICT_PAUSES.pause(round)).await;
     }
 }
 

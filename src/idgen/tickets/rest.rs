@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::idgen::process::Process;
 
 /// Whether a host rests, shared by its callers and the task that looks for it.
 #[derive(Clone, Debug)]
 pub(super) struct Rest {
-    first: Duration,
-    longest: Duration,
+    pauses: Backoff,
     state: Arc<Mutex<State>>,
 }
 
@@ -26,8 +26,11 @@ struct State {
 impl Rest {
     pub(super) fn new(first: Duration, longest: Duration) -> Rest {
         Rest {
-            first,
-            longest,
+            pauses: Backoff {
+                first,
+                max: longest,
+                jitter: (0.75, 1.25),
+            },
             state: Arc::new(Mutex::new(State {
                 on: false,
                 looked_for: None,
@@ -49,7 +52,7 @@ impl Rest {
     /// The host gave tickets: it rests no longer.
     pub(super) fn end(&self) {
         let mut state = self.state();
-        (state.on, state.pause) = (false, self.first);
+        (state.on, state.pause) = (false, self.pauses.first);
     }
 
     /// The host failed. Returns what the task that looks for it must hold; `None` if there is such
@@ -76,10 +79,10 @@ impl Resting {
         let pause = {
             let mut state = self.0.state();
             let pause = state.pause;
-            state.pause = (pause * 2).min(self.0.longest);
+            state.pause = self.0.pauses.after(pause);
             pause
         };
-        tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+        tokio::time::sleep(self.0.pauses.spread(pause, fastrand::f64())).await;
         self.0.is_on()
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use crate::backoff::Backoff;
 use crate::mover::control::hosts::Hosts;
 use crate::mover::control::journal::Signed;
 use crate::mover::control::session::Session;
@@ -50,8 +51,12 @@ const ATTEMPTS: u32 = 8;
 /// restarts with much to write takes a while.
 const DISCONNECTED_MAX: Duration = Duration::from_secs(60);
 
-/// The longest pause between two tries; the first is a sixteenth of it.
-const PAUSE_MAX: Duration = Duration::from_millis(1600);
+/// The pauses between two tries.
+const PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(100),
+    max: Duration::from_millis(1600),
+    jitter: Backoff::NO_JITTER,
+};
 
 /// The most chunks of one bundle: this many tables are locked, and this many statements run, in one
 /// transaction.
@@ -503,8 +508,7 @@ async fn persist(
                     || (error.is_disconnect() && is_within(&mut disconnected)) =>
             {
                 tracing::debug!(attempt, %error, "a chunk is tried again");
-                tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow((attempt - 1).min(4))))
-                    .await;
+                tokio::time::sleep(PAUSES.pause(attempt - 1)).await;
                 attempt += 1;
             }
             ended => return ended,

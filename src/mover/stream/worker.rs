@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio_postgres::types::PgLsn;
 
+use crate::backoff::Backoff;
 use crate::mover::control::journal::Signed;
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
@@ -32,18 +33,19 @@ use crate::mover::stream::slot::{drop_slot, free_slot};
 use crate::mover::stream::transport::{Source, Transport};
 use crate::pg::cause::chain;
 
-/// The pause before the first new attempt; doubled each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The pauses between two attempts.
+const PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(50),
+    max: Duration::from_secs(2),
+    jitter: Backoff::NO_JITTER,
+};
 
-/// The longest of these pauses.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// How long rows are applied one by one after the first failure of a combined statement; doubled
-/// each time.
-const FIRST_CAUTION: Duration = Duration::from_secs(1);
-
-/// The longest of these times.
-const LONGEST_CAUTION: Duration = Duration::from_secs(60);
+/// How long rows are applied one by one after a failure of a combined statement.
+const CAUTION: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    max: Duration::from_secs(60),
+    jitter: Backoff::NO_JITTER,
+};
 
 /// What outlives a connection.
 pub(crate) struct Worker {
@@ -74,7 +76,7 @@ impl Caution {
     fn new() -> Caution {
         Caution {
             until: None,
-            next: FIRST_CAUTION,
+            next: CAUTION.first,
         }
     }
 
@@ -89,7 +91,7 @@ impl Caution {
     /// A combined statement has failed, before this position.
     pub(super) fn begin(&mut self, position: u64) {
         self.until = Some((position, Instant::now() + self.next));
-        self.next = (self.next * 2).min(LONGEST_CAUTION);
+        self.next = CAUTION.after(self.next);
     }
 
     /// Whether rows are combined from this position on.
@@ -150,7 +152,7 @@ impl Worker {
     }
 
     async fn follow(&mut self) -> Result<End, Error> {
-        let mut pause = FIRST_PAUSE;
+        let mut pause = PAUSES.first;
         let mut failing_since: Option<Instant> = None;
         loop {
             let before = self.view.borrow().position;
@@ -173,7 +175,7 @@ impl Worker {
                         return Err(*error);
                     }
                     if self.view.borrow().position > before {
-                        (failing_since, pause) = (None, FIRST_PAUSE);
+                        (failing_since, pause) = (None, PAUSES.first);
                     }
                     // It is the second time at the same place: the server would answer the same for
                     // ever.
@@ -214,7 +216,7 @@ impl Worker {
             if tokio::time::timeout(pause, stopped).await.is_ok() {
                 return Ok(End::Stopped);
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = PAUSES.after(pause);
         }
     }
 

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::session::Session;
 use super::store::{Follow, PostgresStore};
+use crate::backoff::Backoff;
 use crate::map::ShardMap;
 use crate::store::{MapSender, MapWatch, StoreError};
 
@@ -22,8 +23,11 @@ const IDLE_NOTICES: u32 = 4;
 
 /// How long the next one after those is left alone; twice as long with each more, up to the other,
 /// and to the poll interval.
-const NOTICE_FIRST: Duration = Duration::from_millis(50);
-const NOTICE_MAX: Duration = Duration::from_secs(5);
+const NOTICES: Backoff = Backoff {
+    first: Duration::from_millis(50),
+    max: Duration::from_secs(5),
+    jitter: Backoff::NO_JITTER,
+};
 
 /// A fleet hears of a new map at the same moment. Its looks are spread over this long.
 const NEWS_SPREAD: Duration = Duration::from_millis(50);
@@ -182,13 +186,15 @@ impl Follower {
     /// How long until the next poll, give or take a quarter, so that a fleet does not poll in step.
     fn wait(&self) -> Duration {
         let interval = self.store.poll_interval;
-        let wait = match self.failures {
-            0 => interval,
-            failures => RETRY_FIRST
-                .saturating_mul(1 << (failures - 1).min(16))
-                .min(interval),
+        let retries = Backoff {
+            first: RETRY_FIRST,
+            max: interval,
+            jitter: (0.75, 1.25),
         };
-        wait.mul_f64(0.75 + fastrand::f64() / 2.0)
+        match self.failures {
+            0 => retries.spread(interval, fastrand::f64()),
+            failures => retries.pause(failures - 1),
+        }
     }
 }
 
@@ -196,9 +202,7 @@ impl Follower {
 fn pause(idle_notices: u32) -> Duration {
     match idle_notices.checked_sub(IDLE_NOTICES) {
         None => Duration::ZERO,
-        Some(more) => NOTICE_FIRST
-            .saturating_mul(1 << more.min(16))
-            .min(NOTICE_MAX),
+        Some(more) => NOTICES.whole(more),
     }
 }
 

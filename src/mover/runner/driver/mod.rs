@@ -11,6 +11,7 @@ mod online;
 
 use std::time::{Duration, Instant};
 
+use crate::backoff::Backoff;
 use crate::mover::control::context::Context;
 use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::control::journal::Signed;
@@ -318,7 +319,7 @@ impl<'a> Driver<'a> {
             attempt,
             reason,
         });
-        tokio::time::sleep(back_off(attempt)).await;
+        tokio::time::sleep(FENCE_PAUSES.pause(attempt)).await;
         Ok(())
     }
 }
@@ -330,9 +331,9 @@ pub(in crate::mover) struct DriverRemainder {
     pub(in crate::mover) audit: Option<audit::Begun>,
 }
 
-/// 50 ms, doubling up to two seconds, with a random factor between a half and one: so two movers
-/// that collided do not collide again.
-fn back_off(tries: u32) -> Duration {
-    let whole = 50u64.saturating_mul(1 << tries.min(6)).min(2_000);
-    Duration::from_millis(fastrand::u64(whole / 2..=whole))
-}
+/// The pauses between two fences, spread so that two movers that collided do not collide again.
+const FENCE_PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(50),
+    max: Duration::from_secs(2),
+    jitter: (0.5, 1.0),
+};

@@ -17,6 +17,7 @@ use super::report::{BackfillFault, Event, Observer, Report};
 use super::request::{APPLICATION, Request};
 use super::shard::{Key, OnShard, Step};
 use super::throttle::{Size, Throttle, ThrottleReason};
+use crate::backoff::Backoff;
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
@@ -32,9 +33,12 @@ const FAILURES_MAX: usize = 16;
 /// come to its host.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The pause before a busy shard is tried again. It doubles each time, up to `PAUSE_MAX`.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The pauses before a busy shard is tried again.
+const PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(50),
+    max: Duration::from_secs(2),
+    jitter: (0.5, 1.5),
+};
 
 /// The shortest limit for a statement of a range, however short the ranges should be.
 const STATEMENT_MIN: Duration = Duration::from_secs(5);
@@ -172,7 +176,7 @@ impl<'a> Work<'a> {
                     if since.elapsed() >= self.request.pace.patience {
                         self.lose(host, &fault);
                     } else {
-                        tokio::time::sleep(PAUSE_MAX.min(self.request.pace.patience)).await;
+                        tokio::time::sleep(PAUSES.max.min(self.request.pace.patience)).await;
                     }
                 }
             }
@@ -362,14 +366,12 @@ impl<'a> Work<'a> {
             }
             After::Gone(to) => {
                 task.tries += 1;
-                self.put_back_at(&to, task, PAUSE_MIN);
+                self.put_back_at(&to, task, PAUSES.first);
             }
             After::Later(_) | After::Left(_) => {
                 task.tries += 1;
-                let pause = PAUSE_MIN
-                    .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
-                    .min(PAUSE_MAX);
-                self.put_back_at(host, task, pause.mul_f64(0.5 + fastrand::f64()));
+                let pause = PAUSES.pause(task.tries - 1);
+                self.put_back_at(host, task, pause);
             }
         }
     }

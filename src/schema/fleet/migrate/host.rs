@@ -20,6 +20,7 @@ use super::outside::Alone;
 use super::request::Pace;
 use super::steps::{Step, record, steps, together};
 use super::transaction::{self, Outcome};
+use crate::backoff::Backoff;
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_literal, shown};
@@ -35,11 +36,12 @@ use crate::shard::ShardId;
 /// Thousands of failures for the same reason are of no use.
 const FAILURES_MAX: usize = 32;
 
-/// The pause before a busy shard is tried again: the minimum, doubled each time, up to the maximum.
-/// Each is multiplied by a random factor between 0.5 and 1.5, so that several do not come back
-/// together.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The pauses before a busy shard is tried again, spread so that several do not come back together.
+const PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(100),
+    max: Duration::from_secs(2),
+    jitter: (0.5, 1.5),
+};
 
 /// The work on one host, and its results.
 pub(in crate::schema) struct OnHost<'a> {
@@ -297,10 +299,7 @@ impl<'a> OnHost<'a> {
     /// Tries a shard again after a pause.
     fn later(&self, mut task: Task) {
         task.tries += 1;
-        let pause = PAUSE_MIN
-            .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
-            .min(PAUSE_MAX);
-        task.due = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
+        task.due = Instant::now() + PAUSES.pause(task.tries - 1);
         self.queue.lock().expect(NO_PANIC).insert(0, task);
     }
 
