@@ -29,13 +29,75 @@ pub fn may_be_moved(error: &tokio_postgres::Error) -> bool {
     })
 }
 
+/// What an SQLSTATE blames. Every other table of SQLSTATEs is a set of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// The statement or its values.
+    Application,
+    /// The statement, by the protocol: the number of its parameters, say.
+    Protocol,
+    /// A signpost: the shard is served elsewhere.
+    Moved,
+    /// Another transaction: serialization failure, deadlock.
+    Conflict,
+    /// The transaction was rolled back for another reason.
+    RolledBack,
+    /// A lock that was not waited for.
+    Lock,
+    /// The server may only read: it is a standby, or the transaction is read-only.
+    ReadOnly,
+    /// The connection.
+    Connection,
+    /// The server has no connection left.
+    Connections,
+    /// The server has no room: disk, memory.
+    Resources,
+    /// The server is starting, or shutting down.
+    Shutdown,
+    /// An operator: the statement was cancelled, the database dropped.
+    Intervention,
+    /// The server's machine or its own mistake.
+    Server,
+}
+
+impl Class {
+    /// The class of an SQLSTATE.
+    pub(crate) fn of(code: &SqlState) -> Class {
+        let code = code.code();
+        match code {
+            SHARD_MOVED => return Class::Moved,
+            "08P01" => return Class::Protocol,
+            "40001" | "40P01" => return Class::Conflict,
+            "55P03" => return Class::Lock,
+            "25006" => return Class::ReadOnly,
+            "53300" => return Class::Connections,
+            "57P01" | "57P02" | "57P03" => return Class::Shutdown,
+            _ => {}
+        }
+        match code.get(..2) {
+            Some("08") => Class::Connection,
+            Some("40") => Class::RolledBack,
+            Some("53") => Class::Resources,
+            Some("57") => Class::Intervention,
+            Some("58" | "F0" | "XX") => Class::Server,
+            _ => Class::Application,
+        }
+    }
+}
+
 /// Whether the server refused for a reason that passes: serialization failure, deadlock, shutting
 /// down, too many connections, read-only after a fail-over.
 pub fn is_transient(code: &SqlState) -> bool {
     matches!(
-        code.code(),
-        "40001" | "40P01" | "57P01" | "57P02" | "57P03" | "53300" | "25006" | "55P03"
-    ) || code.code().starts_with("08")
+        Class::of(code),
+        Class::Conflict
+            | Class::Lock
+            | Class::ReadOnly
+            | Class::Protocol
+            | Class::Connection
+            | Class::Connections
+            | Class::Shutdown
+    )
 }
 
 /// Whether the server refused a question because it does not provide a function in it, or not to
@@ -64,7 +126,7 @@ pub(crate) const LOGIN_AGAIN: std::time::Duration = std::time::Duration::from_mi
 /// Whether another transaction was in the way: serialization failure, deadlock. The same
 /// transaction may succeed at the next try.
 pub fn is_conflict(code: &SqlState) -> bool {
-    matches!(code.code(), "40001" | "40P01")
+    Class::of(code) == Class::Conflict
 }
 
 /// Whether the server refused to write: the transaction may only read, or the server is a standby
@@ -82,5 +144,47 @@ pub(crate) fn ends_the_connection(error: &DbError) -> bool {
     match error.parsed_severity() {
         Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
         None => matches!(error.severity(), "FATAL" | "PANIC"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sqlstate_has_the_class_that_decides_about_it() {
+        let classes = [
+            ("23505", Class::Application),
+            ("42P01", Class::Application),
+            ("25001", Class::Application),
+            ("55000", Class::Application),
+            ("SH002", Class::Application),
+            ("SH001", Class::Moved),
+            ("08P01", Class::Protocol),
+            ("08006", Class::Connection),
+            ("40001", Class::Conflict),
+            ("40P01", Class::Conflict),
+            ("40003", Class::RolledBack),
+            ("55P03", Class::Lock),
+            ("25006", Class::ReadOnly),
+            ("53300", Class::Connections),
+            ("53100", Class::Resources),
+            ("57P03", Class::Shutdown),
+            ("57014", Class::Intervention),
+            ("58030", Class::Server),
+            ("F0000", Class::Server),
+            ("XX000", Class::Server),
+        ];
+        for (code, class) in classes {
+            assert_eq!(Class::of(&SqlState::from_code(code)), class, "{code}");
+        }
+        let passing = classes
+            .iter()
+            .filter(|(code, _)| is_transient(&SqlState::from_code(code)));
+        let passing: Vec<&str> = passing.map(|(code, _)| *code).collect();
+        let expected = [
+            "08P01", "08006", "40001", "40P01", "55P03", "25006", "53300", "57P03",
+        ];
+        assert_eq!(passing, expected);
     }
 }

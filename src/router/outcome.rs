@@ -3,7 +3,7 @@
 use tokio_postgres::error::SqlState;
 
 use super::error::{Error, Expected, LookUpError};
-use crate::pg::state;
+use crate::pg::state::Class;
 
 /// How a call ended, as the metrics count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +60,7 @@ impl Outcome {
 /// for trouble of the server, for its load, and for conflicts with other transactions. A connection
 /// goes on after 08P01 only where the statement is to blame, by the number of its parameters, say.
 fn is_applications(code: &SqlState) -> bool {
-    const CLUSTERS: [&str; 9] = ["08", "25006", "40", "53", "55P03", "57", "58", "F0", "XX"];
-    *code == SqlState::PROTOCOL_VIOLATION
-        || code.code() != state::SHARD_MOVED
-            && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
+    matches!(Class::of(code), Class::Application | Class::Protocol)
 }
 
 /// What an application wants to know of an error. Every error is the application's or the

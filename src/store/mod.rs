@@ -214,9 +214,7 @@ impl StoreError {
             StoreError::Locked { .. } | StoreError::Unsteady { .. } => true,
             // With some settings of the server, one of two statements on the map's row has to be
             // repeated.
-            StoreError::Sql { source, .. } => source
-                .code()
-                .is_some_and(|code| ["40001", "40P01"].contains(&code.code())),
+            StoreError::Sql { source, .. } => source.code().is_some_and(pg::state::is_conflict),
             _ => false,
         }
     }
