@@ -1,4 +1,4 @@
-//! CancelLimits connections on which an answer may still be awaited.
+//! Ends connections on which an answer may still be awaited.
 //!
 //! A statement that nobody waits for any more is ended on the server first, and only then another
 //! call gets its slot. So there are never more backends than slots, and an abandoned statement does
@@ -55,7 +55,7 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 /// running.
 pub(super) const GRACE: Duration = Duration::from_millis(20);
 
-/// CancelLimits on the server what nobody waits for any more, and only then gives its slot to others. The
+/// Ends on the server what nobody waits for any more, and only then gives its slot to others. The
 /// cancel request is repeated, because several statements may be on their way one behind the other.
 /// The session is closed, so a cancel request that comes late hits nobody else's statement.
 pub(super) fn end_on_server(session: Box<Session>, slot: Slot, grace: Duration) {

@@ -202,8 +202,7 @@ impl Circuit {
 
     /// Takes note that a connection could not be opened. Returns the cause, for the caller's own
     /// error.
-    pub(super) fn failed(&self, cause: ConnectError) -> Arc<ConnectError> {
-        let cause = Arc::new(cause);
+    pub(super) fn failed(&self, cause: Arc<ConnectError>) -> Arc<ConnectError> {
         if !cause.is_unreachable() {
             return cause;
         }
@@ -266,7 +265,7 @@ impl Circuit {
             };
             match outcome {
                 Err(error) if error.is_unreachable() => {
-                    self.failed(error);
+                    self.failed(Arc::new(error));
                     // `failed` only announces a circuit that opens, but the calls that wait for
                     // this try must learn that it ended.
                     self.state.send_modify(|_| ());

@@ -7,19 +7,20 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::circuit::{Circuit, Down};
-use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
+use super::error::{Error, LookUpError};
 use super::metrics::HostMetrics;
-use super::opener::{OpenError, Opener};
+use super::opener::Opener;
 use super::options::{HostOptions, Options, PrepareMode};
 use super::ownership_lookup::OwnershipLookups;
 use super::peers::Peers;
-use super::pool::{ConnectionLimit, GetError, Pool, PoolOptions};
+use super::pool::{ConnectionLimit, Pool, PoolOptions};
+use super::pool_error::PoolError;
 use super::pool_slots::Use;
 use super::replica::Replicas;
 use super::session::{Lease, Statements};
 use super::unnamed::LearnedTypes;
 use crate::map::HostName;
-use crate::pg::{ConnectError, Lookout};
+use crate::pg::Lookout;
 use crate::shard::ShardId;
 
 pub(super) struct Host {
@@ -33,9 +34,7 @@ pub(super) struct Host {
     pub(super) circuit: Arc<Circuit>,
     pub(super) ownership_lookups: OwnershipLookups,
     pub(super) replicas: Replicas,
-    waiters_max: u32,
     pub(super) metrics: HostMetrics,
-    wait_max: Duration,
 }
 
 impl Host {
@@ -112,9 +111,7 @@ impl Host {
             circuit,
             ownership_lookups: OwnershipLookups::new(),
             replicas: Replicas::new(host, options, limit, peers),
-            waiters_max: options.waiters_per_host,
             metrics: HostMetrics::default(),
-            wait_max: options.wait_max,
         }
     }
 
@@ -130,41 +127,7 @@ impl Host {
         let lease = Box::pin(self.connection(self.pool.get(Some(shard), held_for))).await;
         self.metrics
             .pool(&self.name, began.elapsed(), lease.is_ok());
-        let host = || self.name.clone();
-        lease.map_err(|fault| match fault {
-            PoolFault::Connect(source) => Error::Connect {
-                shard,
-                host: host(),
-                source,
-            },
-            PoolFault::Down { cause, again_in } => Error::HostDown {
-                shard,
-                host: host(),
-                again_in_ms: again_in.as_millis(),
-                source: cause,
-            },
-            PoolFault::Differs(source) => Error::HostDiffers {
-                shard,
-                host: host(),
-                source,
-            },
-            PoolFault::TimedOut(phase, limit) => Error::PoolTimeout {
-                shard,
-                host: host(),
-                phase,
-                limit_ms: limit.as_millis(),
-            },
-            PoolFault::TooManyWait => {
-                let (queue, limit) = (Queue::Connection, self.waiters_max);
-                Error::TooManyWaiting {
-                    shard,
-                    host: host(),
-                    queue,
-                    limit,
-                }
-            }
-            PoolFault::Closed => Error::Closed,
-        })
+        lease.map_err(|error| error.of_call(shard, self.name.clone()))
     }
 
     /// Borrows an idle connection, or opens one if there may be another. Does not wait until one is
@@ -173,7 +136,7 @@ impl Host {
         self.circuit.pass().await.ok()?;
         tokio::select! {
             biased;
-            got = self.pool.get_if_free() => got?.map_err(|error| self.pool_fault(error)).ok(),
+            got = self.pool.get_if_free() => got?.map_err(|error| self.counted(error)).ok(),
             _ = self.circuit.opened() => None,
         }
     }
@@ -204,24 +167,16 @@ impl Host {
     pub(super) async fn control(&self) -> Result<Lease, LookUpError> {
         self.connection(self.look_ups.get(None, Use::Longer))
             .await
-            .map_err(|fault| match fault {
-                PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => {
-                    LookUpError::Connect(source)
-                }
-                PoolFault::Differs(source) => LookUpError::Differs(source),
-                PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
-                PoolFault::TooManyWait => LookUpError::TimedOut(Duration::ZERO),
-                PoolFault::Closed => LookUpError::Closed,
-            })
+            .map_err(LookUpError::from)
     }
 
     /// Waits for a connection of a pool. Fails as soon as any call finds out that the host is out
     /// of reach.
     async fn connection(
         &self,
-        getting: impl Future<Output = Result<Lease, GetError>>,
-    ) -> Result<Lease, PoolFault> {
-        let down = |down: Down| PoolFault::Down {
+        getting: impl Future<Output = Result<Lease, PoolError>>,
+    ) -> Result<Lease, PoolError> {
+        let down = |down: Down| PoolError::Down {
             cause: down.cause,
             again_in: down.again_in,
         };
@@ -229,32 +184,16 @@ impl Host {
         // `biased`: where a connection is free, only the first branch is ever polled.
         tokio::select! {
             biased;
-            got = getting => got.map_err(|error| self.pool_fault(error)),
+            got = getting => got.map_err(|error| self.counted(error)),
             found = self.circuit.opened() => Err(down(found)),
         }
     }
 
-    fn pool_fault(&self, error: GetError) -> PoolFault {
+    /// Counts a connection that could not be opened, which opens the circuit.
+    fn counted(&self, error: PoolError) -> PoolError {
         match error {
-            GetError::Open(OpenError::Connect(error)) => {
-                PoolFault::Connect(self.circuit.failed(error))
-            }
-            GetError::Open(OpenError::Differs(error)) => PoolFault::Differs(error),
-            GetError::TimedOut(phase) => PoolFault::TimedOut(phase, self.wait_max),
-            GetError::TooManyWait => PoolFault::TooManyWait,
-            GetError::Closed => PoolFault::Closed,
+            PoolError::Connect(error) => PoolError::Connect(self.circuit.failed(error)),
+            error => error,
         }
     }
-}
-
-enum PoolFault {
-    Connect(Arc<ConnectError>),
-    Down {
-        cause: Arc<ConnectError>,
-        again_in: Duration,
-    },
-    Differs(HostDiffers),
-    TimedOut(PoolPhase, Duration),
-    TooManyWait,
-    Closed,
 }

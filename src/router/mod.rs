@@ -42,6 +42,7 @@ mod ownership_lookup;
 mod peers;
 mod pipelined_connection;
 mod pool;
+mod pool_error;
 mod pool_slots;
 mod queries;
 mod raw;

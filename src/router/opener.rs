@@ -11,6 +11,7 @@ use super::circuit::Circuit;
 use super::error::HostDiffers;
 use super::options::Recycle;
 use super::peers::Peers;
+use super::pool_error::PoolError;
 use super::session::{OpenedConnection, Session, Statements};
 use crate::pg::{ConnectError, ConnectOptions, Connection, Lookout};
 use crate::shard::{KeyKind, ShardCount};
@@ -35,21 +36,12 @@ pub(super) struct Opener {
     pub(super) recycle: Recycle,
 }
 
-/// Why a session is not opened.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum OpenError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Differs(#[from] HostDiffers),
-}
-
 impl Opener {
     /// Opens a connection, to be used until `ends_at`.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
-    pub(super) async fn open(&self, ends_at: Option<Instant>) -> Result<Session, OpenError> {
+    pub(super) async fn open(&self, ends_at: Option<Instant>) -> Result<Session, PoolError> {
         // Taken before the connection is opened: a server that is retired meanwhile may be the one
         // that it leads to.
         let generation = self.circuit.generation();
@@ -59,11 +51,11 @@ impl Opener {
                 .connect_for_application(&self.application_name)
                 .await?;
             self.admit(&connection).await?;
-            Ok(connection)
+            Ok::<_, PoolError>(connection)
         };
         let connection = match tokio::time::timeout(self.create_max, opening).await {
             Ok(opened) => opened,
-            Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
+            Err(_) => Err(self.circuit.timed_out().into()),
         }?;
         self.lookout.start();
         Ok(Session::new(OpenedConnection {
@@ -98,7 +90,7 @@ impl Opener {
     /// does, and then takes in what it has recorded of the other hosts and itself. A host that has
     /// recorded nothing belongs to no cluster. It passes here: every statement on a shard fails
     /// there by itself.
-    async fn admit(&self, connection: &Connection) -> Result<(), OpenError> {
+    async fn admit(&self, connection: &Connection) -> Result<(), PoolError> {
         if self.admitted.load(Ordering::Relaxed) {
             return Ok(());
         }

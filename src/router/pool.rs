@@ -17,8 +17,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::error::PoolPhase;
 use super::metrics::PoolGauges;
-use super::opener::{OpenError, Opener};
+use super::opener::Opener;
 use super::options::Options;
+use super::pool_error::PoolError;
 use super::pool_slots::{Favourite, Grant, Service, Use, Wish};
 use super::session::{Lease, Session, Statements};
 use super::slots::{Counts, Effects, SlotAnswer, Slots};
@@ -41,6 +42,7 @@ pub(super) struct Pool {
     has_limit: bool,
     opener: Opener,
     wait_max: Duration,
+    waiters_max: u32,
     idle_timeout: Option<Duration>,
     max_lifetime: Option<Duration>,
     /// By slot: the handle that ends its connection, also while a call uses it.
@@ -75,16 +77,6 @@ pub struct PoolState {
     pub used: usize,
     /// Calls that wait for one.
     pub waiting: usize,
-}
-
-/// Why there is no connection.
-pub(super) enum GetError {
-    Open(OpenError),
-    TimedOut(PoolPhase),
-    /// As many calls wait as may.
-    TooManyWait,
-    /// The router is closed.
-    Closed,
 }
 
 impl ConnectionLimit {
@@ -126,6 +118,7 @@ impl Pool {
             has_limit: pool.limit.is_some(),
             opener,
             wait_max: options.wait_max,
+            waiters_max: pool.waiting_max,
             idle_timeout: options.idle_timeout,
             max_lifetime: options.max_lifetime,
             drivers: Mutex::new(std::iter::repeat_with(|| None).take(size).collect()),
@@ -194,7 +187,7 @@ impl Pool {
         self: &Arc<Self>,
         shard: Option<ShardId>,
         held_for: Use,
-    ) -> Result<Lease, GetError> {
+    ) -> Result<Lease, PoolError> {
         // A caller that gets a connection that has died requests another, and does not wait for
         // longer because of that.
         let mut until = None;
@@ -212,8 +205,12 @@ impl Pool {
                 SlotAnswer::WaitsForFavourite(ticket) => {
                     waiting(ticket).end_for_favourite(until()).await?
                 }
-                SlotAnswer::Full => return Err(GetError::TooManyWait),
-                SlotAnswer::Closed => return Err(GetError::Closed),
+                SlotAnswer::Full => {
+                    return Err(PoolError::TooManyWait {
+                        limit: self.waiters_max,
+                    });
+                }
+                SlotAnswer::Closed => return Err(PoolError::Closed),
             };
             // Else one connection less is left that cannot be used.
             if let Some(ready) = self.ready(grant).await {
@@ -227,7 +224,7 @@ impl Pool {
     ///
     /// # Cancel safety
     /// As [`Pool::get`].
-    pub(super) async fn get_if_free(self: &Arc<Self>) -> Option<Result<Lease, GetError>> {
+    pub(super) async fn get_if_free(self: &Arc<Self>) -> Option<Result<Lease, PoolError>> {
         loop {
             let wish = self.wish(None, Use::Longer);
             let grant = self.lock().ask_if_free(self.number, wish)?;
@@ -256,7 +253,7 @@ impl Pool {
     async fn ready(
         self: &Arc<Self>,
         grant: Grant<Box<Session>>,
-    ) -> Option<Result<Lease, GetError>> {
+    ) -> Option<Result<Lease, PoolError>> {
         let mut slot = Slot::of(self, &grant);
         let Some(mut session) = grant.connection else {
             let opened = self.open(grant.slot).await;
@@ -277,12 +274,10 @@ impl Pool {
     }
 
     /// Opens the connection of a slot that the caller holds.
-    async fn open(self: &Arc<Self>, slot: usize) -> Result<Box<Session>, GetError> {
+    async fn open(self: &Arc<Self>, slot: usize) -> Result<Box<Session>, PoolError> {
         let ends_at = self.max_lifetime.map(|most| Instant::now() + spread(most));
         // Boxed, because every call's future would contain it otherwise.
-        let session = Box::pin(self.opener.open(ends_at))
-            .await
-            .map_err(GetError::Open)?;
+        let session = Box::pin(self.opener.open(ends_at)).await?;
         let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = drivers.get_mut(slot) {
             *driver = Some(session.connection.driver());
@@ -290,7 +285,7 @@ impl Pool {
         drop(drivers);
         // The pool may have been closed, and its connections cut, before this driver was known.
         if self.is_closed.load(Ordering::SeqCst) {
-            return Err(GetError::Closed);
+            return Err(PoolError::Closed);
         }
         self.start_sweeping();
         Ok(Box::new(session))
@@ -340,7 +335,7 @@ impl Pool {
         }
     }
 
-    /// CancelLimits the connections that are in use; their calls get an error. Returns how many they are.
+    /// Ends the connections that are in use; their calls get an error. Returns how many they are.
     pub(super) fn cut(&self) -> usize {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         drivers.iter().flatten().for_each(AbortHandle::abort);
@@ -442,11 +437,11 @@ struct Waiting<'a> {
 
 impl Waiting<'_> {
     /// Waits for the favourite for a moment, and then for any slot, until then at most.
-    async fn end_for_favourite(mut self, until: Instant) -> Result<Grant<Box<Session>>, GetError> {
+    async fn end_for_favourite(mut self, until: Instant) -> Result<Grant<Box<Session>>, PoolError> {
         let moment = until.min(Instant::now() + FAVOURITE_WAIT);
         if let Ok(told) = timeout_at(moment, &mut self.receiver).await {
             self.ticket = None;
-            return told.map_err(|_| GetError::Closed);
+            return told.map_err(|_| PoolError::Closed);
         }
         if let Some(ticket) = self.ticket {
             let mut slots = self.pool.lock();
@@ -457,7 +452,7 @@ impl Waiting<'_> {
     }
 
     /// Waits for the slot until then at most.
-    async fn end(mut self, until: Instant) -> Result<Grant<Box<Session>>, GetError> {
+    async fn end(mut self, until: Instant) -> Result<Grant<Box<Session>>, PoolError> {
         let wait_max = self.pool.wait_max;
         let patience = if self.pool.has_limit {
             PATIENCE.min(wait_max / 2)
@@ -474,11 +469,11 @@ impl Waiting<'_> {
                 self.ticket = None;
                 Ok(grant)
             }
-            Ok(Err(_)) => Err(GetError::Closed),
+            Ok(Err(_)) => Err(PoolError::Closed),
             Err(_) if self.pool.lock().is_limited(self.pool.number) => {
-                Err(GetError::TimedOut(PoolPhase::Limit))
+                Err(PoolError::TimedOut(PoolPhase::Limit, self.pool.wait_max))
             }
-            Err(_) => Err(GetError::TimedOut(PoolPhase::Wait)),
+            Err(_) => Err(PoolError::TimedOut(PoolPhase::Wait, self.pool.wait_max)),
         }
     }
 

@@ -278,7 +278,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// CancelLimits the task that takes the maps of a store.
+    /// Ends the task that takes the maps of a store.
     pub(super) fn stop_following(&self) {
         if let Some((follower, _)) = self
             .follower

@@ -100,7 +100,7 @@ pub(super) struct ClosedTransaction {
     pub(super) noted: StatementNotes,
 }
 
-/// CancelLimits a transaction that its caller has given up: no clone keeps its connection, nor its locks.
+/// Ends a transaction that its caller has given up: no clone keeps its connection, nor its locks.
 pub(super) struct TransactionGuard(Transaction);
 
 impl Drop for TransactionGuard {
