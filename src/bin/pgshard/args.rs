@@ -61,18 +61,18 @@ pub(crate) use top::Top;
 Examples:
   pgshard init --hosts 2        write pgshard.toml; put your servers into it
   pgshard bootstrap             create the shards on them
-  pgshard check                 is everything as the config says?
+  pgshard check                 compare every host with the config
   pgshard locate --key 31341    where is user 31341?
   pgshard moves                 which moves are open?
-  pgshard explain host_emptied  what is that finding, and what is there to do?",
+  pgshard explain host_emptied  explain a finding and its remedy",
     after_long_help = format!("\
 Examples:
   pgshard init --hosts 2        write pgshard.toml; put your servers into it
   pgshard bootstrap             create the shards on them
-  pgshard check                 is everything as the config says?
+  pgshard check                 compare every host with the config
   pgshard locate --key 31341    where is user 31341?
   pgshard moves                 which moves are open?
-  pgshard explain host_emptied  what is that finding, and what is there to do?
+  pgshard explain host_emptied  explain a finding and its remedy
 
 Environment:
   PGSHARD_CONFIG        the config, where --config is not given

@@ -10,14 +10,13 @@ use super::{MoveMode, Pace};
 /// Move shards so that each host has its share
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Shows every host before and after, and asks. A host's share is its weight in the config beside \
-the others'; max_shards, max_bytes and [rebalance] there are never violated. Nothing is moved \
-while \
-the fullest host is within the threshold. Moves run in waves: one group of shards out of a host, \
+Shows every host before and after, and asks for confirmation. A host's share is its weight in the \
+config relative to the others'; max_shards, max_bytes and [rebalance] there are never violated. \
+Nothing is moved while the fullest host is within the threshold. Moves run in waves: one group of shards out of a host, \
 and one in.
 
-A second run finishes moves that were interrupted, then plans anew from what the hosts have. \
-Ctrl-C ends the running wave in order, and prints the command that goes on.
+A second run finishes moves that were interrupted, then makes a new plan from what the hosts have. \
+Ctrl-C ends the running wave in order, and prints the command that continues.
 
 Examples:
   pgshard rebalance --plan

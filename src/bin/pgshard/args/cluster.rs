@@ -57,7 +57,7 @@ Examples:
   pgshard check --ddl
   pgshard check --movable
   pgshard check --rows
-  pgshard check --fail-on alarm        rows may be lost unless somebody acts
+  pgshard check --fail-on alarm        rows may be lost without action
   pgshard check --json | jq -r '.findings[] | [.severity, .host, .shards]'")]
 pub(crate) struct Check {
     /// Compare what the shards are made of with each other, too: tables, columns, indexes,
@@ -119,12 +119,10 @@ pub(crate) struct Explain {
 /// Answer Prometheus: findings of `check`, moves, pauses, slots and hosts; runs until it is stopped
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Config, map and hosts are asked once a scrape, and no more often than --floor-s says: who comes in \
-between gets the \
-last answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits \
-for it. There is no \
-login: elsewhere than on the loopback address, mind who can reach the port. docs/metrics.md lists \
-the metrics.
+Each scrape reads the config, the map and the hosts, at most once every --floor-s; scrapes in \
+between get the cached response. A host that has not responded within --timeout-s is \
+pgshard_host_up 0 and does not delay the response. There is no login: on any address but loopback, \
+restrict who can reach the port. docs/metrics.md lists the metrics.
 
 Examples:
   pgshard exporter
@@ -179,7 +177,7 @@ pub(crate) struct Bootstrap {
     /// repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
-    /// The rows of this host are lost for good: make its shards anew, without any; a host that the
+    /// The rows of this host are lost permanently: create its shards again, without any; a host that the
     /// config does not name is forgotten by the others. Can be repeated
     #[arg(long, value_name = "HOST", value_parser = host_name)]
     pub(crate) lost: Vec<HostName>,
@@ -224,10 +222,9 @@ pub(crate) struct Sql {
 Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about your tables. Each \
 host that has shards is measured by itself, by hand (a prepared statement on a connection) and \
 through the router, turn by turn: opening a connection, one call at a time, all connections busy. \
-Then one call over up to 1000 shards, beside a loop. It keeps that many connections of each host \
-busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's \
-url \
-is used, also where routers have a router_url. Hosts that cannot be measured are named, and the \
+Then one call over up to 1000 shards, compared with a loop. It keeps that many connections of each \
+host busy for twice the seconds and loads hosts and network, which other users will notice. A \
+host's url is used, also where routers have a router_url. Hosts that cannot be measured are named, and the \
 exit code is 8, or 1 if none could.
 
 Examples:

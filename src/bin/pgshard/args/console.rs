@@ -8,15 +8,13 @@ use clap::Args as ArgGroup;
 /// See shards, hosts, moves and findings in a browser; runs until it is stopped
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Reads only: whatever would change something is shown as the command to type. The hosts are asked \
-for \
-all who look together, no more often than --floor-s says, and not at all while nobody looks. A \
-host \
-that has not answered within --timeout-s is shown in grey; nobody waits for it.
+Only reads: what would change something is shown as the command to type. The hosts are read for \
+all browsers together, at most once every --floor-s, and not at all while no browser is connected. \
+A host that has not responded within --timeout-s is shown in grey and does not delay the page.
 
-Elsewhere than on the loopback address it wants a --token-file, which browsers ask for as the \
-password of the user pgshard, and which scripts send as `Authorization: Bearer`. It speaks no TLS: \
-put a proxy in front, and tell its name with --name. /api/ has the same as JSON, /metrics what the \
+On any address but loopback it requires a --token-file, which browsers request as the password of \
+the user pgshard, and which scripts send as `Authorization: Bearer`. It has no TLS: put a proxy in \
+front, and give its name with --name. /api/ has the same as JSON, /metrics what the \
 exporter has.
 
 Examples:
@@ -29,11 +27,12 @@ pub(crate) struct Console {
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8420")]
     pub(crate) listen: SocketAddr,
-    /// The file with the token that everybody must show; 16 characters or more, and nobody else may
-    /// read it
+    /// The file with the token that every request must have; 16 characters or more, readable only
+    /// by you
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// A name under which browsers may ask for it, beside localhost and addresses; can be repeated
+    /// A name by which browsers may request it, in addition to localhost and addresses; can be
+    /// repeated
     #[arg(long = "name", value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// The shortest time between two looks at the hosts

@@ -127,9 +127,9 @@ pub(crate) enum ConformanceCommand {
 /// Play a scripted cluster before a client: shards that move, fences, dead movers, lost connections
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Starts two throwaway servers, as `pgshard demo` does, and the client, anew for each scene. It is \
-asked by a line of JSON on its stdin and answers by one on its stdout; docs/protocol.md says what. \
-PGSHARD_CONFIG is set for it. What it did is judged by the rows. Exit code 1 if it fails anywhere.
+Starts two throwaway servers, as `pgshard demo` does, and starts the client for each scene. The \
+client reads a line of JSON from its stdin and responds with one on its stdout, by \
+docs/protocol.md. PGSHARD_CONFIG is set for it. What it did is judged by the rows. Exit code 1 if it fails anywhere.
 
 Examples:
   pgshard conformance serve -- python3 examples/conformance/client.py

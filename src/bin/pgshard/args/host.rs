@@ -18,7 +18,7 @@ pub(crate) enum HostCommand {
 The host gets no shards: `pgshard rebalance` or `pgshard move` brings them. The role that connects \
 must be able to create schemas there; roles and extensions that shards elsewhere use are looked \
 for, and named where they are missing. The config keeps its comments. Doing it again with the same \
-URL goes on where it stopped.
+URL continues where it stopped.
 
 A password is never taken from the command line, where other users of the machine can read it.
 

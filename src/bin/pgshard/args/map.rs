@@ -16,7 +16,7 @@ pub(crate) enum MapCommand {
     Export(MapExport),
 }
 
-/// Which host serves which shards, as the map says, as a list and drawn
+/// Show which host serves which shards by the map, as a list and drawn
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Each cell is a shard. With --by the hosts are asked, and the fuller a cell, the heavier its shard. \
@@ -45,7 +45,7 @@ pub(crate) struct MapShow {
     pub(crate) svg: Option<PathBuf>,
 }
 
-/// What is different between the map and what the hosts say, another config, or an earlier version
+/// Compare the map with the hosts, with another config, or with an earlier version
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that. \
@@ -57,7 +57,7 @@ Examples:
   pgshard map diff /backup/pgshard.toml --json | jq '.changes | length'
   pgshard map diff --from 12 --to 15")]
 pub(crate) struct MapDiff {
-    /// Another config, whose map is taken as the newer [default: what the hosts say]
+    /// Another config, whose map is taken as the newer [default: the hosts' rows]
     #[arg(value_name = "OTHER")]
     pub(crate) other: Option<PathBuf>,
     /// The version to begin with, from the history
@@ -113,8 +113,8 @@ pub(crate) struct MapImport {
 /// Print the map for a config file, a proxy or a program
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-It is the map of this moment: a proxy that is told of it knows nothing of later moves, until it is \
-told again. pgdog \
+It is the map of this moment: a proxy that uses it does not see later moves until it gets the map \
+again. pgdog \
 is databases and sharded_schemas of a pgdog.toml, by each shard's schema; env is lines for a \
 shell; both name \
 addresses, and no password. --json is --format json.
@@ -140,13 +140,12 @@ pub(crate) enum MapFormat {
     Env,
 }
 
-/// Rebuild the map from what the hosts say, and publish it
+/// Rebuild the map from the hosts' rows, and publish it
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not \
-answer \
-keeps the shards that it has in the map. Nothing is published when somebody else published \
-meanwhile.
+The hosts are the truth, the map is a hint. Shows what changes and asks for confirmation. A host that \
+does not respond keeps the shards that it has in the map. Nothing is published if another map was \
+published in the meantime.
 
 Examples:
   pgshard map rebuild

@@ -19,7 +19,7 @@ pub(crate) enum MigrateCommand {
     Backfill(MigrateBackfill),
 }
 
-/// Write the next migration's file, with comments that say what can be in it
+/// Write the next migration's file, with comments on what it can contain
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Examples:
@@ -31,7 +31,7 @@ pub(crate) struct MigrateNew {
     pub(crate) name: String,
 }
 
-/// Which migrations which shards have, as the hosts say
+/// Show which migrations have run in which shards
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A pending shard lacks the migration, a changed one ran another text of it, a failed one tried it \
@@ -46,7 +46,7 @@ Examples:
   pgshard migrate status --json | jq '.migrations[] | {name, pending}'")]
 pub(crate) struct MigrateStatus {}
 
-/// Wait until a migration has run in every shard, for what is to start after it
+/// Wait until a migration has run in every shard
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 The exit code is 0 once every shard of the cluster has it, by the hosts' own word (of a migration \
@@ -94,12 +94,9 @@ pub(crate) struct MigratePlan {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then \
-it \
-is put off, and tried again after a pause that grows, so that nobody queues up behind a busy \
-table. \
-A shard that fails is named and the others go on; a shard that a move has claimed waits for the \
-end \
-of the move; shards that no host says it serves are named. The exit code is then 8. \
+it is put off, and tried again after a growing pause, so that no session queues behind a busy \
+table. A shard that fails is named and the others continue; a shard that a move has claimed waits \
+for the end of the move; shards that no host serves are named. The exit code is then 8. \
 Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away \
 after it was run, or put in before one that was run: exit code 4.
 
@@ -121,7 +118,7 @@ pub(crate) struct MigrateUp {
     pub(crate) pace: MigratePace,
 }
 
-/// Run what is pending in the shards that failed, and in no other
+/// Run what is pending, only in the shards that failed
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Which shards have failed, and with what, `pgshard migrate status` says; the hosts keep it. Shards \
@@ -165,13 +162,13 @@ pub(crate) struct MigrateResolve {
     /// Somebody has done by hand what it does
     #[arg(long)]
     pub(crate) applied: bool,
-    /// What ran is as good as what its file says now
+    /// Accept what ran as equal to the file's present text
     #[arg(long)]
     pub(crate) accept_edit: bool,
     /// What it had done is gone, as after a restore from an older dump; the last one that ran first
     #[arg(long)]
     pub(crate) not_applied: bool,
-    /// Only say what would be written down where
+    /// Only show what would be recorded on which host
     #[arg(long)]
     pub(crate) plan: bool,
     #[command(flatten)]
@@ -186,17 +183,15 @@ for \
 the first and the last key of a range, both of them in it. Each range is a transaction, short, \
 with the \
 record of how far it is; the record is a row of the shard itself and moves with it. So each range \
-is run \
-once, whoever is killed. A range has as many keys as take --range-ms. Rows that were added since \
+is run once, whatever process is killed. A range has as many keys as take --range-ms. Rows that were added since \
 it was \
 begun, with higher keys, are not gone through: let the application write them as they should be \
 first.
 
-Shards that move meanwhile are gone on with where they are then. A shard that fails is named and \
-the others go on: exit code 8; run it again for what is left. A statement that was edited since it \
+Shards that move in the meantime are continued on their new host. A shard that fails is named and \
+the others continue: exit code 8; run it again for what is left. A statement that was edited since it \
 was begun is refused: exit code 4. The first backfill makes the table pgshard_backfill in each \
-shard, as a migration would, and ends the way back of shards that were moved and could be taken \
-back.
+shard, as a migration would. After that, shards that were moved can no longer be rolled back.
 
 Examples:
   pgshard migrate backfill backfills/0001_captions.sql --table photos
@@ -220,7 +215,7 @@ pub(crate) struct MigrateBackfill {
     /// The column of the keys: not null, with an index [default: the first of the primary key]
     #[arg(long, value_name = "COLUMN")]
     pub(crate) key: Option<String>,
-    /// Only say how far backfills are; with --name, this one
+    /// Only show the progress of backfills, or with --name of one
     #[arg(long, conflicts_with_all = ["table", "key", "only"])]
     pub(crate) status: bool,
     /// These shards only, such as 17 or 0-255,300 [default: all]
@@ -240,7 +235,8 @@ pub(crate) struct MigrateBackfill {
         value_parser = clap::value_parser!(u64).range(1..=10_000),
     )]
     pub(crate) range_ms: u64,
-    /// Wait while a standby, or whoever else streams from the host, is further behind than this
+    /// Wait while a standby, or another client that streams from the host, is further behind than
+    /// this
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = crate::values::bytes)]
     pub(crate) max_lag: u64,
     /// At most so many rows a second on each host [default: no limit]

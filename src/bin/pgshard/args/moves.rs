@@ -130,7 +130,7 @@ pub(crate) enum MovesCommand {
     Gc(MovesGc),
 }
 
-/// Every move that is open, or whose old copies are kept
+/// List the moves that are open or have kept old copies
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Examples:
@@ -175,7 +175,7 @@ From any machine; it only reads. A table on a terminal, else a line for each cha
 an object a \
 line. Ends with the move: exit code 0 if all of its shards are at the target, 1 if all were \
 aborted, \
-8 if only some were, 7 if nobody works on it any more.
+8 if only some were, 7 if no mover works on it any more.
 
 Examples:
   pgshard moves watch
@@ -200,7 +200,7 @@ pub(crate) struct MovesPause {
     pub(crate) id: Option<String>,
 }
 
-/// Let a move go on that was paused, or is held before its fences
+/// Continue a move that was paused, or is held before its fences
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Examples:
@@ -211,14 +211,13 @@ pub(crate) struct MovesContinue {
     pub(crate) id: Option<String>,
 }
 
-/// Ask whoever works on a move to stop, from any machine
+/// Stop the mover of a move, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Like Ctrl-C on the mover's own machine: fences are taken back, decided shards are opened, every \
 shard can be used, and \
-the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody \
-still does after \
---wait-s.
+the move can be resumed. Waits until no mover works on the move any more. Exit code 4: one \
+still does after --wait-s.
 
 Examples:
   pgshard moves stop
@@ -244,7 +243,7 @@ impl Patience {
     }
 }
 
-/// Go on with a move that was interrupted, from any machine
+/// Resume a move that was interrupted, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A mover that died is replaced at once; one that is paused, or out of reach, once its lease has \
@@ -324,7 +323,7 @@ pub(crate) struct MovesRollback {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 The snapshots of the move's end are lost by then. So it can only name the tables that are the same \
-on both hosts now, and those that differ although nobody has written to them since. A table that \
+on both hosts now, and those that differ although they have not been written to since. A table that \
 was \
 written to since is named as not audited. Exit code 6 if something differs, 8 if something could \
 not \
@@ -344,8 +343,8 @@ pub(crate) struct MovesAudit {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Without it the new hosts keep the WAL that a rollback would need. It can be killed at any time; \
-the \
-next one goes on. It finds new moves by itself. Run it under systemd, or beside the application.
+the next one continues. It finds new moves by itself. Run it under systemd, or next to the \
+application.
 
 Examples:
   pgshard moves feed
@@ -431,17 +430,15 @@ impl MovesComplete {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 For use after a fail-over that lost commits, a restored backup, an empty disk, or with a host that \
-is gone for good. \
-Asks every host what it knows of the shard, and says what each answers, what can be done about it, \
-which rows the \
+is permanently gone. \
+Reads what every host knows of the shard, and shows what can be done about it, which rows the \
 shard may then lack, and where those are. It drops no row.
 
 It does what is safe: a host stands down if another has the shard by a later epoch, and a target \
 that has lost the open of a decided shard opens it again. Where a repair would give up rows that a \
-host has, or may have, it says so and does nothing (exit code 4) until --give-up names that host. \
+host has, or may have, it does nothing (exit code 4) until --give-up names that host. \
 Such a host must not come back as it was. A host that answers, even with an error, is not gone: it \
-may serve the shard. It is given up only where --fenced says that no application reaches it any \
-more.
+may serve the shard. It is given up only if --fenced confirms that no application reaches it.
 
 Examples:
   pgshard moves repair 7 --plan
@@ -449,7 +446,7 @@ Examples:
 pub(crate) struct MovesRepair {
     /// The shard
     pub(crate) shard: String,
-    /// Say what is known and what would be done, and stop
+    /// Only show what is known and what would be done
     #[arg(long)]
     pub(crate) plan: bool,
     /// Give up what this host has of the shard; may be said more than once
@@ -468,7 +465,7 @@ pub(crate) struct MovesRepair {
 }
 
 /// Put right what dead moves left: late fences, shards decided but not opened, slots and schemas
-/// that nobody needs
+/// that are no longer needed
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A move that can be resumed is never touched, nor an old copy that is kept.

@@ -23,7 +23,7 @@ pub(crate) struct Recover {
     /// The host that came back
     #[arg(value_name = "HOST")]
     pub(crate) host: String,
-    /// Say what is known and what would be done, and stop
+    /// Only show what is known and what would be done
     #[arg(long)]
     pub(crate) plan: bool,
     /// How far the lost server's clock may have been ahead: IDs go on that much later than now
