@@ -16,13 +16,13 @@ use tokio_postgres::Client;
 use tokio_postgres::config::TargetSessionAttrs;
 
 use super::cancel::Canceller;
+use super::connect_error::ConnectError;
 use super::driver::{Driver, Duties, Session};
 use super::guard::Statements;
 use super::identity::{self, Impostor, Record, Seen, Server};
 use super::options::ConnectOptions;
-use super::password::{PasswordError, Wanted};
-use super::state::{LOGIN_AGAIN, is_refused_login};
-use super::tls::TlsError;
+use super::password::Wanted;
+use super::state::LOGIN_AGAIN;
 use super::vitals::{Vitals, Watch};
 
 /// A client and the task that drives its socket. Dropping it ends the task and so closes the
@@ -72,109 +72,6 @@ enum Watched {
     Yes,
     /// Who waits on it has a limit.
     No,
-}
-
-/// Why a connection cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The password cannot be read.
-    #[error("no password for {to}, which was not contacted")]
-    Password {
-        /// `user@address/database`.
-        to: String,
-        /// Why not.
-        source: PasswordError,
-    },
-    /// TLS cannot be set up.
-    #[error("no TLS for {to}")]
-    Tls {
-        /// `user@address/database`.
-        to: String,
-        /// Why not.
-        source: TlsError,
-    },
-    /// No socket to the server can be opened.
-    #[error("cannot connect to {to}")]
-    Unreachable {
-        /// `user@address/database`.
-        to: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// The server refuses, or says what cannot be understood.
-    #[error("cannot connect to {to}")]
-    Refused {
-        /// `user@address/database`.
-        to: String,
-        /// What the driver says.
-        source: tokio_postgres::Error,
-    },
-    /// The server did not answer in time.
-    #[error("{to} did not answer within {timeout_ms} ms")]
-    TimedOut {
-        /// `user@address/database`.
-        to: String,
-        /// The limit.
-        timeout_ms: u128,
-    },
-    /// The server has begun to answer, and has not let us in in time.
-    #[error("{to} has begun to answer, and has not let us in within {timeout_ms} ms")]
-    Stalled {
-        /// `user@address/database`.
-        to: String,
-        /// The limit.
-        timeout_ms: u128,
-    },
-    /// The server takes no writes and should, or takes writes and should not.
-    #[error(
-        "{to}: {address} is not what target_session_attrs asks for: it {}",
-        if *read_only { "takes no writes" } else { "takes writes" }
-    )]
-    OtherRole {
-        /// `user@address/database`.
-        to: String,
-        /// The one of its addresses.
-        address: String,
-        /// Whether it takes no writes.
-        read_only: bool,
-    },
-    /// The server is not, or not any more, the one that belongs under this name. Nothing was sent
-    /// to it.
-    #[error("{to}: {address} is not connected to")]
-    Impostor {
-        /// `user@address/database`.
-        to: String,
-        /// The one of its addresses.
-        address: String,
-        /// Why.
-        source: Impostor,
-    },
-    /// Two servers take writes, and nothing tells which of them is the host.
-    #[error(
-        "{to}: both {first} and {second} take writes, and neither is known to be the later: stop \
-            the one that is not the host (docs/high-availability.md)"
-    )]
-    TwoPrimaries {
-        /// `user@address/database`.
-        to: String,
-        /// One address.
-        first: String,
-        /// The other.
-        second: String,
-    },
-}
-
-impl ConnectError {
-    /// Whether the server refused who connects.
-    fn is_refused_login(&self) -> bool {
-        match self {
-            ConnectError::Refused { source, .. } => source
-                .code()
-                .is_some_and(|code| is_refused_login(code.code())),
-            _ => false,
-        }
-    }
 }
 
 impl ConnectOptions {
@@ -598,31 +495,6 @@ impl ConnectOptions {
             self.remember(index);
         }
         seen
-    }
-}
-
-impl ConnectError {
-    /// Whether the server could not be reached, or no server that answered is the host's primary.
-    /// This may pass, but another try at once does not help. False when the server answered with an
-    /// error.
-    pub fn is_unreachable(&self) -> bool {
-        match self {
-            ConnectError::TimedOut { .. }
-            | ConnectError::Stalled { .. }
-            | ConnectError::OtherRole { .. }
-            | ConnectError::Unreachable { .. }
-            | ConnectError::Impostor { .. }
-            | ConnectError::TwoPrimaries { .. } => true,
-            ConnectError::Refused { source, .. } => {
-                let cause = std::error::Error::source(source)
-                    .and_then(|cause| cause.downcast_ref::<std::io::Error>());
-                // The TLS library reports a handshake that failed as invalid data.
-                let broken =
-                    |error: &std::io::Error| error.kind() != std::io::ErrorKind::InvalidData;
-                source.as_db_error().is_none() && (source.is_closed() || cause.is_some_and(broken))
-            }
-            ConnectError::Password { .. } | ConnectError::Tls { .. } => false,
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::options::OptionsError;
+use super::options_error::OptionsError;
 
 /// The keys of a connection string with their values. Of a key that comes twice the last counts.
 pub(super) type Keys = BTreeMap<String, String>;

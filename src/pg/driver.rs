@@ -13,7 +13,7 @@ use tokio_postgres::tls::TlsStream;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::connect::ConnectError;
+use super::connect_error::ConnectError;
 use super::guard::{Guarded, GuardedTls, Statements, Terms};
 use super::options::ConnectOptions;
 use super::socket::Socket;

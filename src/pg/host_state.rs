@@ -6,7 +6,7 @@
 
 use tokio_postgres::error::SqlState;
 
-use super::connect::ConnectError;
+use super::connect_error::ConnectError;
 
 /// The state of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,7 +11,7 @@ use tokio_postgres::config::{
 };
 
 use super::conninfo;
-use super::options::{OptionsError, word};
+use super::options_error::{OptionsError, word};
 use super::require_auth::RequireAuth;
 use super::service;
 use super::tls::TlsOptions;

@@ -10,7 +10,8 @@ use tempfile::NamedTempFile;
 use tokio_postgres::config::{ChannelBinding, Host, TargetSessionAttrs};
 
 use super::options::ConnectOptions;
-use super::password::{Password, PasswordError, Wanted};
+use super::password::{Password, Wanted};
+use super::password_error::PasswordError;
 use super::tls::{RootCert, SslMode};
 
 /// The environment of a libpq program that connects as some [`ConnectOptions`] do. Keep it until

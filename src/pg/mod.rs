@@ -13,6 +13,7 @@ mod cancel;
 pub mod cause;
 mod certificate;
 mod connect;
+mod connect_error;
 mod conninfo;
 #[cfg(feature = "ops")]
 pub(crate) mod decoding;
@@ -27,8 +28,10 @@ mod keys;
 mod libpq;
 mod lookout;
 mod options;
+mod options_error;
 mod password;
 mod password_command;
+mod password_error;
 mod quote;
 #[cfg(feature = "ops")]
 mod replication;
@@ -45,7 +48,8 @@ mod vitals;
 
 #[cfg(feature = "ops")]
 pub(crate) use activity::shown;
-pub use connect::{ConnectError, Connection};
+pub use connect::Connection;
+pub use connect_error::ConnectError;
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;
 pub use host_state::HostState;
@@ -54,9 +58,11 @@ pub(crate) use identity::{Records, record};
 #[cfg(feature = "ops")]
 pub use libpq::LibpqEnvironment;
 pub(crate) use lookout::Lookout;
-pub use options::{ConnectOptions, OptionsError};
-pub use password::{Password, PasswordError};
+pub use options::ConnectOptions;
+pub use options_error::OptionsError;
+pub use password::Password;
 pub use password_command::PasswordCommand;
+pub use password_error::PasswordError;
 #[cfg(feature = "ops")]
 pub(crate) use quote::do_block;
 pub use quote::{quote_ident, quote_literal};

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use super::password::PasswordError;
+use super::password_error::PasswordError;
 
 /// How long the program may take.
 const TAKES_MAX: Duration = Duration::from_secs(10);

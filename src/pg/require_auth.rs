@@ -2,7 +2,7 @@
 //! them.
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE-AUTH>
 
-use super::options::OptionsError;
+use super::options_error::OptionsError;
 
 /// A way to authenticate that a connection string can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

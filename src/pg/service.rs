@@ -8,7 +8,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::options::OptionsError;
+use super::options_error::OptionsError;
 
 /// The files in which services are looked for; the first that has the section counts. They are the
 /// file that `PGSERVICEFILE` names, or `~/.pg_service.conf`, and then `pg_service.conf` in the

@@ -19,7 +19,8 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use super::connect::{CLOSE_PATH, ConnectError, Connection};
+use super::connect::{CLOSE_PATH, Connection};
+use super::connect_error::ConnectError;
 use super::options::ConnectOptions;
 
 /// The most sessions to a host. A look takes two at a time.

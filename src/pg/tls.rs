@@ -20,7 +20,7 @@ use rustls::{
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::certificate;
-use super::options::{OptionsError, word};
+use super::options_error::{OptionsError, word};
 use super::service::home;
 
 /// How far the server is trusted, libpq's `sslmode`.

@@ -31,6 +31,7 @@ mod executor;
 mod from_row;
 mod handle;
 mod host;
+mod host_options_seen;
 mod metrics;
 mod migrated;
 mod nesting;
@@ -149,7 +150,7 @@ impl Router {
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            said: renewal::HostOptionsSeen::default(),
+            options_seen: host_options_seen::HostOptionsSeen::default(),
             hosts_wanted: Arc::new(tokio::sync::Notify::new()),
         }))
     }

@@ -6,28 +6,16 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::host::Host;
 use super::options::HostOptions;
 use super::pool::Pool;
 use super::routing::Inner;
-use crate::map::HostName;
 
 /// How often the source is asked about all hosts.
 pub(super) const RENEW_EVERY: Duration = Duration::from_secs(5);
-
-/// The last answer of the source about each host, and the pools that new answers have replaced.
-#[derive(Default)]
-pub(super) struct HostOptionsSeen(Mutex<Renewed>);
-
-#[derive(Default)]
-struct Renewed {
-    said: HashMap<HostName, HostOptions>,
-    /// The pools that were replaced. Such a pool is gone once nobody uses a connection of it.
-    former: Vec<Weak<Pool>>,
-}
 
 impl Inner {
     /// Asks the source about every host, and makes new pools for those that are reached in another
@@ -37,7 +25,7 @@ impl Inner {
         let Some(source) = &self.options.host_source else {
             return;
         };
-        let mut renewed = self.said.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut renewed = self.options_seen.lock();
         // `Router::close` sets `closed` and then lists the pools under this lock. A pool that is
         // made later would stay open.
         if self.closed.load(Ordering::SeqCst) {
@@ -47,7 +35,7 @@ impl Inner {
             let Some(now) = source.ask(host.name.as_str()) else {
                 continue;
             };
-            let before = renewed.said.insert(host.name.clone(), now.clone());
+            let before = renewed.last.insert(host.name.clone(), now.clone());
             if before.is_some_and(|before| !now.reaches_as(&before))
                 && !now.reaches_as(&host.options)
             {
@@ -62,7 +50,7 @@ impl Inner {
 
     /// The pools of all hosts, and the replaced ones that are still in use.
     pub(super) fn pools(&self) -> Vec<Arc<Pool>> {
-        let renewed = self.said.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let renewed = self.options_seen.lock();
         let hosts = self.hosts.load();
         let now = hosts.values().flat_map(|host| host.pools());
         now.chain(renewed.former.iter().filter_map(Weak::upgrade))

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 
 use super::error::{Error, PoolPhase};
 use super::host::Host;
+use super::host_options_seen::HostOptionsSeen;
 use super::nesting;
 use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
 use super::pool_slots::Use;
-use super::renewal::HostOptionsSeen;
 use super::session::Lease;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
@@ -57,7 +57,7 @@ pub(super) struct Inner {
     pub(super) retries: AtomicU64,
     pub(super) closed: AtomicBool,
     /// The last result of the host source.
-    pub(super) said: HostOptionsSeen,
+    pub(super) options_seen: HostOptionsSeen,
     /// Wakes the task that calls the host source.
     pub(super) hosts_wanted: Arc<Notify>,
 }

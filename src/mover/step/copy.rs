@@ -26,7 +26,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Throttle;
-use crate::mover::step::online::text;
+use crate::mover::step::at_open::text;
 use crate::mover::step::{Blueprint, ShardMove, Swapped};
 use crate::pg::quote_literal;
 use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};

@@ -2,6 +2,7 @@
 //! it, and what the next start finds if the mover dies in between. Each may run twice. None decides
 //! what comes next: that is [`state::next`](crate::mover::protocol::state::next).
 
+mod at_open;
 mod copy;
 mod fence;
 mod fill;
@@ -40,9 +41,9 @@ use crate::mover::protocol::options::{Event, Observer, Options};
 use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::stream::row_index;
 
+pub(crate) use crate::mover::step::at_open::{at_open, text_at_open};
 pub(crate) use crate::mover::step::copy::{Outcome, token_hash};
 pub(crate) use crate::mover::step::fence::{HELD, Swapped};
-pub(crate) use crate::mover::step::online::{at_open, text_at_open};
 pub(crate) use crate::mover::step::prepare::Blueprint;
 pub(crate) use crate::mover::step::timings::Timings;
 

@@ -18,7 +18,7 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::build;
 use crate::mover::copy::original::{self, Alteration, Glance};
 use crate::mover::copy::snapshot::Snapshot;
-use crate::mover::definition::ddl::{Creation, Online, Stage, Statement};
+use crate::mover::definition::ddl::{Creation, Online, Statement};
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::sequences;
 use crate::mover::definition::sequences::{Presets, SequenceValue};
@@ -26,7 +26,7 @@ use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::Phase;
-use crate::mover::step::keys::is_key;
+use crate::mover::step::at_open::{statements_at, text_at_open};
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
 use crate::mover::stream::slot;
@@ -396,43 +396,4 @@ impl ShardMove<'_> {
 
 fn quoted(name: &str) -> String {
     crate::pg::quote_ident(name)
-}
-
-fn statements_at(creation: &Creation, when: Online) -> impl Iterator<Item = &Statement> {
-    creation
-        .after_data
-        .iter()
-        .filter(move |statement| statement.online() == when)
-}
-
-/// The statements that the open runs, one after the other. Foreign keys are added NOT VALID: to
-/// validate them takes a scan.
-pub(crate) fn at_open(creation: &Creation) -> impl Iterator<Item = Statement> {
-    statements_at(creation, Online::Open).map(|statement| match statement.stage {
-        Stage::ForeignKey if is_key(&statement.sql) => Statement {
-            sql: format!("{} NOT VALID", statement.sql),
-            ..statement.clone()
-        },
-        _ => statement.clone(),
-    })
-}
-
-/// The same as a single text.
-pub(crate) fn text_at_open(creation: &Creation) -> String {
-    text(&at_open(creation).collect::<Vec<_>>())
-}
-
-/// Statements as the single text that pgshard.open_incoming runs. What the function runs after it
-/// must not find the shard's objects by their names, so the text ends with another `search_path`.
-pub(super) fn text(statements: &[Statement]) -> String {
-    let one = |statement: &Statement| match &statement.path {
-        Some((before, after)) => format!("{before};\n{};\n{after};\n", statement.sql),
-        None => format!("{};\n", statement.sql),
-    };
-    let mut all: String = statements.iter().map(one).collect();
-    if !all.is_empty() {
-        all.push_str(CLOSE_PATH);
-        all.push_str(";\n");
-    }
-    all
 }

@@ -8,9 +8,10 @@ use super::super::super::measure::shown;
 use super::super::super::rebalance::of_share;
 use super::super::route::Spread;
 use super::super::snapshot::Snapshot;
+use super::draw;
+use super::page::{Page, Part};
 use super::plan::Planning;
 use super::words::{command, shard_link, short, text};
-use super::{Page, Part, draw};
 use crate::output::{counted, size};
 
 /// More are not read: the command prints them all.

@@ -8,8 +8,8 @@ use pgshard::schema::{Finding, Severity};
 
 use super::super::super::explain::{self, Explained};
 use super::super::snapshot::Snapshot;
+use super::page::{Page, Part};
 use super::words::{advice, command, severity, short, text};
-use super::{Page, Part};
 use crate::output::counted;
 
 /// More of one kind are counted only.

@@ -8,8 +8,9 @@ use pgshard::schema::{HostFacts, HostStatus, Slot, StreamReader};
 
 use super::super::super::survey::Host;
 use super::super::snapshot::Snapshot;
+use super::draw;
+use super::page::{Page, Part};
 use super::words::{clock, command, day_and_clock, text};
-use super::{Page, Part, draw};
 use crate::output::{counted, size};
 
 pub(super) fn page(seen: &Snapshot, config: &Config) -> Page {

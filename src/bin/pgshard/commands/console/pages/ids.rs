@@ -7,8 +7,8 @@ use pgshard::id::Id;
 use pgshard::idgen::scheme::Scheme;
 
 use super::super::super::id::Decoded;
+use super::page::{Page, Part};
 use super::words::{command, shard_link, text};
-use super::{Page, Part};
 use crate::values;
 
 /// The kinds with the names of the command line.

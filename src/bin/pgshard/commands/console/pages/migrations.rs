@@ -4,8 +4,9 @@ use maud::{Markup, html};
 
 use super::super::super::migrate::{MigrationStatus, Status};
 use super::super::snapshot::Snapshot;
+use super::draw;
+use super::page::{Page, Part};
 use super::words::{advice, command, how_many, no_map, short, text};
-use super::{Page, Part, draw};
 use crate::output::counted;
 
 pub(super) fn page(seen: &Snapshot) -> Page {

@@ -12,6 +12,7 @@ mod ids;
 mod migrations;
 mod moves;
 mod one_move;
+mod page;
 pub(super) mod plan;
 mod shard;
 mod shards;
@@ -21,13 +22,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
 use maud::{DOCTYPE, Markup, html};
 use pgshard::schema::Severity;
 
 use super::asset::MARK;
 use super::route::Route;
 use super::snapshot::Snapshot;
+use page::Part;
+
+pub(super) use page::Page;
 
 /// What a page is rendered from.
 pub(super) struct View {
@@ -35,44 +39,6 @@ pub(super) struct View {
     pub(super) seen: Option<Arc<Snapshot>>,
     /// The shortest time between two looks.
     pub(super) floor: Duration,
-}
-
-/// A page.
-pub(super) struct Page {
-    pub(super) status: StatusCode,
-    title: String,
-    /// The address of the entry in the list of pages that it belongs to.
-    tab: &'static str,
-    /// What stays while the page is open: forms, in which somebody may be typing.
-    fixed: Markup,
-    parts: Vec<Part>,
-}
-
-/// What is sent anew once it is another.
-struct Part {
-    id: String,
-    html: Markup,
-}
-
-impl Part {
-    fn new(id: impl Into<String>, html: Markup) -> Part {
-        Part {
-            id: id.into(),
-            html,
-        }
-    }
-}
-
-impl Page {
-    fn new(title: impl Into<String>, tab: &'static str, fixed: Markup, parts: Vec<Part>) -> Page {
-        Page {
-            status: StatusCode::OK,
-            title: title.into(),
-            tab,
-            fixed,
-            parts,
-        }
-    }
 }
 
 /// The pages in the order of the list, with their addresses.

@@ -7,8 +7,9 @@ use pgshard::mover::{Entry, MoveId, ShardProgress};
 
 use super::super::super::moves::{self as told, ListReport, Listed, audit_word, back};
 use super::super::snapshot::{OpenMove, Snapshot};
+use super::draw;
+use super::page::{Page, Part};
 use super::words::{advice, command, day_and_clock, shard_link, short, text};
-use super::{Page, Part, draw};
 use crate::output::{counted, size};
 
 /// More have ended than anybody reads: the journals have them all.

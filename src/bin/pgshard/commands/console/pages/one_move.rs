@@ -6,8 +6,9 @@ use pgshard::map::print_shards;
 use pgshard::mover::{AuditState, Entry, Phase};
 
 use super::super::snapshot::Snapshot;
+use super::page::{Page, Part};
 use super::words::{advice, day_and_clock, shard_link, short, text};
-use super::{Page, Part, draw, moves};
+use super::{draw, moves};
 use crate::output::counted;
 
 /// More of one move are alike.

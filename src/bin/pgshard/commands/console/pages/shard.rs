@@ -8,8 +8,9 @@ use pgshard::map::HostName;
 use pgshard::schema::{Finding, ShardState};
 
 use super::super::snapshot::Snapshot;
+use super::moves;
+use super::page::{Page, Part};
 use super::words::{advice, clock, command, number, severity, short, text};
-use super::{Page, Part, moves};
 use crate::output::size;
 
 pub(super) fn page(seen: &Snapshot, config: &Config, shard: ShardId) -> Page {
