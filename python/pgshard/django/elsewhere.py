@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.db import router, transaction
 from django.db.models import F
 from django.db.models.lookups import In
@@ -25,16 +26,21 @@ def leads_elsewhere(field: Any) -> bool:
 
 
 class _Related(NamedTuple):
-    """The values of the joining table for a row of a shard."""
+    """The values of the joining table for a row of a shard. The table is named, because a query set
+    that is put into a cache cannot hold the class of an automatic one."""
 
-    through: Any
+    through: str
     where: str
     source: str
     value: Any
     target: str
 
     def read(self) -> list[Any]:
-        rows = self.through._base_manager.using(self.where).filter(**{self.source: self.value})
+        rows = (
+            apps.get_model(self.through)
+            ._base_manager.using(self.where)
+            .filter(**{self.source: self.value})
+        )
         return list(rows.values_list(self.target, flat=True))
 
 
@@ -57,7 +63,7 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
     class Elsewhere(made):
         def _related(self, where: str) -> _Related:
             return _Related(
-                self.through,
+                self.through._meta.label,
                 where,
                 self.source_field_name,
                 self.related_val[0],

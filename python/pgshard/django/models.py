@@ -12,7 +12,7 @@ from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
 from ..errors import WrongId, WrongKey
-from . import deletion, forms, joins, relations, transactions
+from . import deletion, forms, joins, relations, requests, transactions
 from .errors import NoShard, WrongShard
 from .fields import (
     ShardedBigAutoField,
@@ -153,6 +153,7 @@ relations.change_django()
 transactions.change_django()
 forms.change_django()
 joins.change_django()
+requests.change_django()
 
 __all__ = [
     "ShardKeyField",

@@ -25,7 +25,19 @@ from .uncovered import check_covered
 
 T = TypeVar("T")
 
-_chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("pgshard_shard", default=None)
+
+class _Choice:
+    """A shard that is chosen for the time of a block, and the choice around it."""
+
+    __slots__ = ("is_over", "outer", "where")
+
+    def __init__(self, where: str | None, outer: _Choice | None) -> None:
+        self.where, self.outer, self.is_over = where, outer, False
+
+
+_chosen: contextvars.ContextVar[_Choice | None] = contextvars.ContextVar(
+    "pgshard_shard", default=None
+)
 _followed: contextvars.ContextVar[Any] = contextvars.ContextVar("pgshard_relation", default=None)
 
 
@@ -338,7 +350,7 @@ class ShardRouter:
                     return None
             if there is not None:
                 return there
-        return _chosen.get() or refuse(model, what)
+        return chosen() or refuse(model, what)
 
 
 def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
@@ -395,18 +407,26 @@ def shard_of(key: Any) -> Iterator[str]:
 def chosen() -> str | None:
     """The alias of the shard to which `shard_of` and its kin have what names none go; None outside
     of them."""
-    return _chosen.get()
+    choice = _chosen.get()
+    return None if choice is None else choice.where
 
 
 @contextmanager
 def within(where: str | None) -> Iterator[str | None]:
     """Within it, queries and writes of sharded models that name no shard go to the one with this
     alias, and transactions that name no database are its; without one, as outside of it."""
-    token = _chosen.set(where)
+    choice = _Choice(where, _chosen.get())
+    _chosen.set(choice)
     try:
         yield where
     finally:
-        _chosen.reset(token)
+        # Blocks in generators end in any order. The last one that is not over counts.
+        choice.is_over = True
+        if _chosen.get() is choice:
+            outer = choice.outer
+            while outer is not None and outer.is_over:
+                outer = outer.outer
+            _chosen.set(outer)
 
 
 def run_on(using: str, work: Callable[[], T]) -> T:

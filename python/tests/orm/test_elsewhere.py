@@ -1,5 +1,7 @@
 """Many-to-many fields of sharded models to models that are not sharded, such as users."""
 
+import pickle
+
 import pytest
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -55,6 +57,16 @@ def test_a_query_of_related_rows_reads_them_when_it_runs(fans, rows):
     assert names(asked) == ["f0", "f1", "f2"]
     ours.fans.remove(fans[1])
     assert names(asked.all()) == ["f0", "f2"]
+
+
+def test_a_query_can_be_put_into_a_cache(k, fans, rows):
+    rows[0].fans.add(fans[0])
+    asked = rows[0].fans.all()
+    assert names(pickle.loads(pickle.dumps(asked))) == ["f0"]
+    again = k.Fan.objects.all()
+    again.query = pickle.loads(pickle.dumps(asked.query))
+    rows[0].fans.add(fans[1])
+    assert names(again) == ["f0", "f1"]
 
 
 def test_rows_of_several_shards_are_prefetched(k, fans, rows):

@@ -470,3 +470,61 @@ def test_a_refusal_is_no_error_that_applications_catch(p):
     usual = (ImproperlyConfigured, ObjectDoesNotExist, ValidationError, Error)
     for refusal in (p.NoShard, p.WrongShard):
         assert not issubclass(refusal, (*usual, ValueError, TypeError, LookupError, AttributeError))
+
+
+def test_blocks_of_generators_that_end_in_any_order_choose_no_shard(m, p):
+    from pgshard.django.routing import chosen
+
+    for user in (U, V):
+        m.Photo.objects.create(user_id=user, title=f"of {user}")
+
+    def titles(user):
+        with p.shard_of(user):
+            for _ in range(2):
+                yield [photo.title for photo in m.Photo.objects.all()]
+
+    first, second = titles(U), titles(V)
+    assert [next(first), next(second)] == [[f"of {U}"], [f"of {V}"]]
+    first.close()
+    assert next(second) == [f"of {V}"]
+    second.close()
+    assert chosen() is None
+    with pytest.raises(p.NoShard):
+        m.Photo.objects.count()
+    with p.shard_of(U):
+        third = titles(V)
+        next(third)
+    third.close()
+    assert chosen() is None
+
+
+def test_a_task_keeps_the_shard_of_the_block_that_started_it(p):
+    import asyncio
+
+    from pgshard.django.routing import chosen
+
+    async def later():
+        await asyncio.sleep(0.01)
+        return chosen()
+
+    async def start():
+        with p.shard_of(U):
+            task = asyncio.create_task(later())
+        assert chosen() is None
+        return await task
+
+    assert asyncio.run(start()) == p.alias_of_key(U)
+
+
+@pytest.mark.parametrize("path", ["/first", "/afirst"])
+def test_a_view_does_not_get_the_shard_of_the_test_that_calls_it(m, p, path):
+    from asgiref.sync import async_to_sync
+    from django.test import AsyncClient, Client, override_settings
+
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    with override_settings(ROOT_URLCONF="photos.urls"), p.shard_of(U):
+        with pytest.raises(p.NoShard):
+            Client().get(path)
+        with pytest.raises(p.NoShard):
+            async_to_sync(AsyncClient().get)(path)
+        assert m.Photo.objects.first() == photo

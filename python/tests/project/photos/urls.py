@@ -20,6 +20,16 @@ def photo(request: HttpRequest, id: int) -> JsonResponse:
     return JsonResponse({"id": str(found.pk), "title": found.title})
 
 
+def first(request: HttpRequest) -> JsonResponse:
+    """A photo of a shard that the view does not name."""
+    return JsonResponse({"title": Photo.objects.first().title})
+
+
+async def afirst(request: HttpRequest) -> JsonResponse:
+    """The same, asynchronously."""
+    return JsonResponse({"title": (await Photo.objects.afirst()).title})
+
+
 async def photos(request: HttpRequest, user: int) -> JsonResponse:
     """A user's photos."""
     return JsonResponse(
@@ -59,6 +69,8 @@ async def like(request: HttpRequest, id: int) -> JsonResponse:
 
 
 urlpatterns = [
+    path("first", first),
+    path("afirst", afirst),
     path("photos/<int:id>/like", like),
     path("users/<int:user>/titles", titles),
     path("admin/", admin.site.urls),
