@@ -153,13 +153,13 @@ pub mod store;
 #[cfg(feature = "idgen")]
 pub mod idgen;
 
+mod values;
+
 pub mod router;
 
 pub mod fanout;
 
-// Only the model uses it as yet.
-#[cfg(test)]
-mod lookups;
+pub mod lookups;
 
 #[cfg(feature = "ops")]
 pub mod schema;
@@ -204,6 +204,11 @@ pub use tokio_postgres;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/rust.md")]
 pub struct Library;
+
+/// So is that of the page about look-ups.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/lookups.md")]
+pub struct LookUps;
 
 /// So is that of the page about keys.
 #[cfg(doctest)]

@@ -28,6 +28,7 @@ const ORDER: [&str; 20] = [
     "pg",
     "store",
     "idgen",
+    "values",
     "router",
     "fanout",
     "lookups",

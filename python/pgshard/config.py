@@ -228,7 +228,7 @@ class _Reader:
 
     def read(self, table: Mapping[str, Any]) -> Config:
         root = _Section("", table, self.problems)
-        root.only(["cluster", "hosts", "router", "rebalance", "tables", "map"])
+        root.only(["cluster", "hosts", "router", "rebalance", "tables", "lookups", "map"])
         cluster = root.section(
             "cluster", "add [cluster] with shards and epoch; `pgshard init` writes a whole config"
         )

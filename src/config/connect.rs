@@ -125,6 +125,7 @@ impl Config {
         options.statement_timeout = self.router.statement_timeout;
         options.recycle = self.router.recycle;
         options.selects = self.router.selects;
+        options.lookups = self.lookups.values().cloned().collect();
         let or_never = |limit: Duration| Some(limit).filter(|limit| !limit.is_zero());
         options.idle_timeout = self
             .router

@@ -8,6 +8,7 @@ mod cluster;
 mod connect;
 mod edit;
 mod hosts;
+mod lookups;
 mod map;
 mod rebalance;
 mod render;
@@ -38,6 +39,7 @@ use crate::map::{HostName, ShardMap};
 use crate::store::Findings;
 use crate::store::map_text::{MAP_REMEDY, parse_toml};
 use crate::store::section::Section;
+use crate::values::Definition;
 
 /// A config, read and checked.
 #[derive(Clone, Debug)]
@@ -55,6 +57,8 @@ pub struct Config {
     pub rebalance: Rebalance,
     /// The tables whose key columns are configured, by name.
     pub tables: BTreeMap<String, TableConfig>,
+    /// The look-ups, by name.
+    pub lookups: BTreeMap<String, Definition>,
     /// The map in the file; later ones come from [`Config::map_store`]. `None` if it is stored
     /// elsewhere.
     pub map: Option<ShardMap>,
@@ -174,7 +178,15 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
     let document = parse_toml(findings)?;
     let root = Section::root(document.get_ref());
     root.only(
-        &["cluster", "hosts", "router", "rebalance", "tables", "map"],
+        &[
+            "cluster",
+            "hosts",
+            "router",
+            "rebalance",
+            "tables",
+            "lookups",
+            "map",
+        ],
         findings,
     );
 
@@ -212,6 +224,12 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
         .map(|section| tables::read(&section, findings))
         .unwrap_or_default();
 
+    let lookups = root
+        .get("lookups")
+        .and_then(|lookups| lookups.section(findings))
+        .map(|section| lookups::read(&section, findings))
+        .unwrap_or_default();
+
     let router = root
         .get("router")
         .and_then(|router| router.section(findings));
@@ -228,6 +246,7 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
         router,
         rebalance: rebalance.unwrap_or_default(),
         tables,
+        lookups,
         map,
         store,
     })

@@ -31,7 +31,7 @@ pub(super) fn read(
             findings.add(&entry.at(), message, Some(FORM.to_owned()));
             continue;
         }
-        if let Some((problem, hint)) = unusable(name) {
+        if let Some((problem, hint)) = unusable(name, FORM) {
             findings.add(
                 &entry.key_at(),
                 format!("the table {name:?} {problem}"),
@@ -49,7 +49,7 @@ pub(super) fn read(
         let Some(key) = entry.string(findings) else {
             continue;
         };
-        if let Some((problem, hint)) = unusable(key) {
+        if let Some((problem, hint)) = unusable(key, FORM) {
             findings.add(
                 &entry.at(),
                 format!("the column {key:?} {problem}"),
@@ -64,11 +64,11 @@ pub(super) fn read(
 }
 
 /// Why a name cannot be that of a table or a column in a shard.
-fn unusable(name: &str) -> Option<(&'static str, &'static str)> {
+pub(super) fn unusable(name: &str, form: &'static str) -> Option<(&'static str, &'static str)> {
     let schema = "names a schema";
     match name {
-        "" => Some(("has no name", FORM)),
-        _ if name.len() > NAME_MAX => Some(("has a name of more than 63 bytes", FORM)),
+        "" => Some(("has no name", form)),
+        _ if name.len() > NAME_MAX => Some(("has a name of more than 63 bytes", form)),
         _ if name.contains(['{', '}', '.']) => Some((
             schema,
             "write the name alone, as in CREATE TABLE after {shard}., without quotes",

@@ -62,7 +62,7 @@ pub(crate) enum Next<Key, Claim> {
 /// to do so. It decides nothing else: the row may go and come until the claim is killed.
 pub(crate) fn next<Key, Claim>(key: Key, seen: Seen<Key, Claim>) -> Next<Key, Claim>
 where
-    Key: Copy + Eq,
+    Key: Clone + Eq,
     Claim: Copy,
 {
     match seen {

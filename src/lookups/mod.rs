@@ -1,7 +1,26 @@
 //! Look-ups: from a value to its key, unique over all shards.
 //!
-//! What is here is the protocol ([`claims`]) and the model that explores it. No statement runs it
-//! yet.
+//! [`Lookup`] finds the key of a value, [`Claiming`] writes values that belong to one key.
+//! [`migration`] is what makes a look-up's tables in the shards.
+//!
+//! Invariant: of all claims on a value only the one in its entry can still be used, so an entry
+//! leads to every committed row ([the protocol](../../docs/model.md)).
+//!
 
+mod answer;
+mod build;
+mod claimer;
+mod claiming;
 mod claims;
+mod lookup;
+mod migration;
+#[cfg(test)]
 mod model;
+mod parameter;
+mod statements;
+
+pub use crate::values::{Definition, Fold, Hash, Value, Values};
+pub use build::{Built, Duplicate, ShardState};
+pub use claiming::Claiming;
+pub use lookup::Lookup;
+pub use migration::migration;

@@ -10,6 +10,9 @@ pub const SHARD_MOVED: &str = "SH001";
 /// caller thought.
 pub const REFUSED: &str = "SH002";
 
+/// The SQLSTATE with which the trigger of a look-up refuses a row that was not claimed.
+pub const NOT_CLAIMED: &str = "SH003";
+
 /// Whether the error is a signpost's: the statement met a shard that is fenced, or has moved.
 pub fn is_signpost(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| code.code() == SHARD_MOVED)

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::cause::Cause;
+use super::lookup_problem::LookupProblem;
 use super::origin::{Origin, is_lost};
 use crate::map::{HostName, MapVersion};
 use crate::pg::cause::{chain, message};
@@ -363,6 +364,29 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
+    /// The value of a look-up belongs to another key. Nothing of the call has run.
+    #[error("the value belongs to key {key} already, by the look-up {lookup}")]
+    Taken {
+        /// The look-up.
+        lookup: String,
+        /// The key that has a row with the value.
+        key: String,
+    },
+    /// Another call holds the value of a look-up for now: its transaction is open, or was a moment
+    /// ago. Nothing of the call has run, and it may be made again.
+    #[error("another call is claiming the value, by the look-up {lookup}: try again")]
+    Busy {
+        /// The look-up.
+        lookup: String,
+    },
+    /// The look-up cannot be used. Nothing of the call has run.
+    #[error("the look-up {lookup} cannot be used: {problem}")]
+    Lookup {
+        /// The look-up.
+        lookup: String,
+        /// Why not.
+        problem: LookupProblem,
+    },
     /// A call over many shards failed on some of them; `?` turns
     /// [`Partial`](crate::fanout::Partial) into this error. The other shards have completed the
     /// call, so repeating the whole call would do that twice.
@@ -509,6 +533,7 @@ impl Error {
             | Error::HostDown { .. }
             | Error::PoolTimeout { .. }
             | Error::TooManyWaiting { .. }
+            | Error::Busy { .. }
             | Error::ShardUnavailable { .. } => true,
             Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => {
                 !may_have_run

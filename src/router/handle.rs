@@ -12,7 +12,7 @@ use super::answer::{Answer, FirstRow, unsupported};
 use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
-use super::pool_slots::Use;
+use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
@@ -41,6 +41,7 @@ pub struct Shard<'r> {
     key: KeyKind,
     /// How long a call may take.
     limit: Option<Duration>,
+    lane: Lane,
 }
 
 impl<'r> Shard<'r> {
@@ -54,6 +55,7 @@ impl<'r> Shard<'r> {
             id,
             key,
             limit: router.inner().options.statement_timeout,
+            lane: Lane::Work,
         }
     }
 
@@ -65,6 +67,17 @@ impl<'r> Shard<'r> {
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
         self.limit = Some(limit);
         self
+    }
+
+    /// The same shard, for calls on the connections that are kept for claims.
+    pub(crate) fn for_claims(mut self) -> Shard<'r> {
+        self.lane = Lane::Claims;
+        self
+    }
+
+    /// Which connections its calls use.
+    pub(super) fn lane(self) -> Lane {
+        self.lane
     }
 
     /// How long a call may take.
@@ -351,7 +364,7 @@ impl<'r> Shard<'r> {
         loop {
             call.tries();
             let place = inner.place(shard)?;
-            let mut lease = place.lease(shard, Use::Statement).await?;
+            let mut lease = place.lease_of(self.lane, shard, Use::Statement).await?;
             let began = Instant::now();
             call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {

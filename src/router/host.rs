@@ -15,7 +15,7 @@ use super::ownership_lookup::OwnershipLookups;
 use super::peers::Peers;
 use super::pool::{ConnectionLimit, Pool, PoolOptions};
 use super::pool_error::PoolError;
-use super::pool_slots::Use;
+use super::pool_slots::{Lane, Use};
 use super::replica::Replicas;
 use super::session::{Lease, Statements};
 use super::unnamed::LearnedTypes;
@@ -31,6 +31,8 @@ pub(super) struct Host {
     /// Connections for lookups only: a lookup must get through when every other connection waits
     /// for its answer.
     look_ups: Arc<Pool>,
+    /// Connections for claims only: calls that hold every other connection may wait for them.
+    claims: Arc<Pool>,
     pub(super) circuit: Arc<Circuit>,
     pub(super) ownership_lookups: OwnershipLookups,
     pub(super) replicas: Replicas,
@@ -41,6 +43,9 @@ impl Host {
     /// How many connections there are for lookups. Two are enough: an answer takes well under a
     /// millisecond.
     pub(super) const LOOK_UPS: usize = 2;
+
+    /// How many connections there are for claims. A claim takes one for a statement at a time.
+    const CLAIMS: usize = 4;
 
     /// Makes the pools; no connection is opened.
     pub(super) fn new(
@@ -107,6 +112,7 @@ impl Host {
                     ..opener.clone()
                 },
             ),
+            claims: pool(Self::CLAIMS, None, opener.clone()),
             pool: pool(host.pool_size, limit, opener),
             circuit,
             ownership_lookups: OwnershipLookups::new(),
@@ -116,15 +122,24 @@ impl Host {
     }
 
     /// Borrows a connection for a statement on `shard`.
-    pub(super) async fn lease(&self, shard: ShardId, held_for: Use) -> Result<Lease, Error> {
+    pub(super) async fn lease(
+        &self,
+        lane: Lane,
+        shard: ShardId,
+        held_for: Use,
+    ) -> Result<Lease, Error> {
+        let pool = match lane {
+            Lane::Work => &self.pool,
+            Lane::Claims => &self.claims,
+        };
         if !self.circuit.is_open()
-            && let Some(lease) = self.pool.borrow_idle(shard, held_for)
+            && let Some(lease) = pool.borrow_idle(shard, held_for)
         {
             self.metrics.pool(&self.name, Duration::ZERO, true);
             return Ok(lease);
         }
         let began = Instant::now();
-        let lease = Box::pin(self.connection(self.pool.get(Some(shard), held_for))).await;
+        let lease = Box::pin(self.connection(pool.get(Some(shard), held_for))).await;
         self.metrics
             .pool(&self.name, began.elapsed(), lease.is_ok());
         lease.map_err(|error| error.of_call(shard, self.name.clone()))
@@ -152,13 +167,14 @@ impl Host {
         std::iter::once(self.pool.clone()).chain(standbys).collect()
     }
 
-    /// The pools for lookups, its own and those of its standbys.
+    /// The pools for lookups and claims, its own and those of its standbys.
     pub(super) fn look_up_pools(&self) -> Vec<Arc<Pool>> {
         let standbys = self
             .replicas
             .hosts()
             .map(|standby| standby.look_ups.clone());
-        std::iter::once(self.look_ups.clone())
+        [self.look_ups.clone(), self.claims.clone()]
+            .into_iter()
             .chain(standbys)
             .collect()
     }

@@ -32,6 +32,7 @@ mod from_row;
 mod handle;
 mod host;
 mod host_options_seen;
+mod lookup_problem;
 mod metrics;
 mod migrated;
 mod nesting;
@@ -85,6 +86,7 @@ use crate::id::Id;
 use crate::map::{HostName, ShardMap};
 use crate::shard::{Key, KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::MapWatch;
+use crate::values::Definition;
 
 pub(crate) use bound::Bound;
 pub use cause::Cause;
@@ -92,6 +94,7 @@ pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use executor::Executor;
 pub use from_row::FromRow;
 pub use handle::Shard;
+pub use lookup_problem::LookupProblem;
 pub use migrated::{Migrated, NotMigrated};
 pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects};
 pub(crate) use outcome::Outcome;
@@ -360,6 +363,11 @@ impl Router {
         let place = self.0.place(shard).ok()?;
         place.host.metrics.request(&place.host.name, took, outcome);
         Some(place.host.name.clone())
+    }
+
+    /// The look-up with this name.
+    pub(crate) fn definition(&self, name: &str) -> Option<&Definition> {
+        self.0.options.lookups.iter().find(|one| one.name == name)
     }
 
     fn inner(&self) -> &Inner {

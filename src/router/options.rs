@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::map::{HostName, ShardMap};
 use crate::pg::ConnectOptions;
 use crate::shard::{KeyKind, SchemaPrefix};
+use crate::values::Definition;
 
 /// One host: its name in the map, how to reach it, and how many connections to keep.
 #[derive(Clone, Debug)]
@@ -16,7 +17,8 @@ pub struct HostOptions {
     pub name: HostName,
     /// How to reach it.
     pub connect: ConnectOptions,
-    /// The most connections at a time, at least 1. Up to two more are for lookups.
+    /// The most connections at a time, at least 1. Up to two more are for lookups, and four for the
+    /// claims of look-ups, if there are any.
     pub pool_size: usize,
     /// How statements are prepared there.
     pub prepare: PrepareMode,
@@ -183,6 +185,8 @@ pub struct Options {
     pub recycle: Recycle,
     /// Whether a SELECT can change anything.
     pub selects: Selects,
+    /// The look-ups that calls may use. Default none.
+    pub lookups: Vec<Definition>,
     /// The name in `pg_stat_activity`, unless a host's connection string sets another. Default
     /// `pgshard`.
     pub application_name: String,
@@ -212,6 +216,7 @@ impl Options {
             statements_per_connection: 256,
             recycle: Recycle::default(),
             selects: Selects::default(),
+            lookups: Vec::new(),
             application_name: "pgshard".to_owned(),
         }
     }
@@ -234,5 +239,6 @@ setters!(
     statements_per_connection: usize,
     recycle: Recycle,
     selects: Selects,
+    lookups: Vec<Definition>,
     application_name: String,
 );

@@ -83,6 +83,8 @@ impl Error {
             | Error::Decode { .. }
             | Error::TransactionEnded { .. }
             | Error::SavepointOpen { .. }
+            | Error::Taken { .. }
+            | Error::Lookup { .. }
             | Error::TransactionFailed { .. } => true,
             // Without a code, the driver has refused a parameter.
             Error::Statement { source, .. } => source.code().is_none_or(is_applications),
@@ -121,15 +123,18 @@ impl Error {
         }
     }
 
-    /// Whether a primary key, a unique constraint or a unique index has the value already.
+    /// Whether a primary key, a unique constraint, a unique index or a look-up has the value
+    /// already.
     pub fn is_unique_violation(&self) -> bool {
-        self.code() == Some(&SqlState::UNIQUE_VIOLATION)
+        matches!(self, Error::Taken { .. }) || self.code() == Some(&SqlState::UNIQUE_VIOLATION)
     }
 
-    /// Whether a constraint refused it: unique, foreign key, check, not null, exclusion.
+    /// Whether a constraint or a look-up refused it: unique, foreign key, check, not null, exclusion.
     pub fn is_constraint_violation(&self) -> bool {
-        self.code()
-            .is_some_and(|code| code.code().starts_with("23"))
+        matches!(self, Error::Taken { .. })
+            || self
+                .code()
+                .is_some_and(|code| code.code().starts_with("23"))
     }
 
     /// The name of the constraint that refused it, as the shard's tables have it. A not-null

@@ -47,6 +47,16 @@ pub(super) enum Use {
     Longer,
 }
 
+/// Which of a host's connections a call uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Those of the application's statements.
+    #[default]
+    Work,
+    /// Those of claims, which must get through while every other connection waits for them.
+    Claims,
+}
+
 /// How much a shard's favourite is worth to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Favourite {

@@ -18,7 +18,7 @@ use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::handle::Shard;
-use super::pool_slots::Use;
+use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::replica::{Standby, Why};
 use super::routing::Place;
@@ -261,7 +261,7 @@ impl Reads<'_> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Result<A, Why>, Error> {
         let shard = self.shard.id();
-        let mut lease = match standby.host.lease(shard, Use::Statement).await {
+        let mut lease = match standby.host.lease(Lane::Work, shard, Use::Statement).await {
             Ok(lease) => lease,
             // Too many readers must not become the primary's load.
             Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => {

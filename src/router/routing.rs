@@ -18,7 +18,7 @@ use super::nesting;
 use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
-use super::pool_slots::Use;
+use super::pool_slots::{Lane, Use};
 use super::session::Lease;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
@@ -79,8 +79,18 @@ pub(super) struct Place {
 impl Place {
     /// Borrows a connection for a statement on `shard`.
     pub(super) async fn lease(&self, shard: ShardId, held_for: Use) -> Result<Lease, Error> {
+        self.lease_of(Lane::Work, shard, held_for).await
+    }
+
+    /// The same, of a lane.
+    pub(super) async fn lease_of(
+        &self,
+        lane: Lane,
+        shard: ShardId,
+        held_for: Use,
+    ) -> Result<Lease, Error> {
         self.host
-            .lease(shard, held_for)
+            .lease(lane, shard, held_for)
             .await
             .map_err(|error| match error {
                 Error::PoolTimeout {

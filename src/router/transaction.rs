@@ -124,7 +124,9 @@ impl<'r> TransactionBuilder<'r> {
             call.tries();
             let place = inner.place(shard)?;
             let host = || place.host.name.clone();
-            let mut lease = place.lease(shard, Use::Longer).await?;
+            let mut lease = place
+                .lease_of(self.shard.lane(), shard, Use::Longer)
+                .await?;
             let began = Instant::now();
             if let Err(source) = lease.begin(&self.begin()).await {
                 // The connection was dead before anything was done.

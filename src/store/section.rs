@@ -186,6 +186,10 @@ impl<'t> Entry<'t> {
         self.value.get_ref().as_datetime().map(ToString::to_string)
     }
 
+    pub(crate) fn as_bool(&self) -> Option<bool> {
+        self.value.get_ref().as_bool()
+    }
+
     pub(crate) fn as_array(&self) -> Option<&'t DeArray<'t>> {
         self.value.get_ref().as_array()
     }

@@ -22,6 +22,7 @@ mod hosts;
 mod ids;
 mod import;
 mod keys;
+mod lookups;
 mod manual;
 mod migrate;
 mod moves;

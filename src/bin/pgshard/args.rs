@@ -9,6 +9,7 @@ mod dev;
 mod host;
 mod id;
 mod import;
+mod lookups;
 mod map;
 mod migrate;
 mod moves;
@@ -35,6 +36,7 @@ pub(crate) use dev::{
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
 pub(crate) use import::{ImportAssess, ImportCommand};
+pub(crate) use lookups::LookupsCommand;
 pub(crate) use map::{MapCommand, MapFormat, MapShow};
 pub(crate) use migrate::{MigrateBackfill, MigrateCommand, MigrateTarget};
 pub(crate) use moves::{Move, MoveMode, MovesCommand, MovesRepair, Wide};
@@ -167,6 +169,11 @@ pub(crate) enum Command {
     Workers {
         #[command(subcommand)]
         command: WorkersCommand,
+    },
+    /// Values that belong to one key over all shards, such as e-mail addresses
+    Lookups {
+        #[command(subcommand)]
+        command: LookupsCommand,
     },
     /// Show the shard map, compare it, rebuild it from the hosts, import it into a database, export
     /// it

@@ -299,6 +299,7 @@ pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> 
     let options = Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
         .prefix(config.cluster.prefix.clone())
         .key(config.cluster.key)
+        .lookups(config.lookups.values().cloned().collect())
         .application_name(application_name.to_owned());
     Router::new(options)
 }

@@ -18,6 +18,7 @@ mod import;
 mod init;
 mod listen;
 mod locate;
+mod lookups;
 mod man;
 mod map;
 mod map_carry;
@@ -51,7 +52,8 @@ use pgshard::store::whole::Overwrite;
 
 use crate::args::{
     Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, ImportCommand, Init,
-    Locate, MapCommand, MigrateCommand, MovesCommand, TicketsCommand, Wide, WorkersCommand,
+    Locate, LookupsCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand, Wide,
+    WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
@@ -118,6 +120,11 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             WorkersCommand::Hold(args) => workers::hold(&args, config, output).await,
             WorkersCommand::Status(args) => workers::status(&args, config, output).await,
             WorkersCommand::Release(args) => workers::release(&args, config, output).await,
+        },
+        Command::Lookups { command } => match command {
+            LookupsCommand::Migration(args) => lookups::migration(&args.name, config, output),
+            LookupsCommand::Status(_) => lookups::status(config, output).await,
+            LookupsCommand::Build(args) => lookups::build(&args.name, config, output).await,
         },
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {
@@ -493,6 +500,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Id { .. }
         | Command::Tickets { .. }
         | Command::Workers { .. }
+        | Command::Lookups { .. }
         | Command::Map { .. }
         | Command::Host { .. }
         | Command::Top(_)

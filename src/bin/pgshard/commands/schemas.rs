@@ -13,8 +13,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::{
-    bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, map,
-    map_carry, map_versions, migrate, moves, rebalance, recover, rights, sql, tickets, top,
+    bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, lookups,
+    map, map_carry, map_versions, migrate, moves, rebalance, recover, rights, sql, tickets, top,
     workers,
 };
 use crate::exit::Exit;
@@ -63,6 +63,9 @@ fn all() -> Vec<Printed> {
         "id range": id::Range;
         "import assess": pgshard::import::Assessment;
         "locate": locate::Located, locate::Wrong<'static>;
+        "lookups build": lookups::Built<'static>;
+        "lookups migration": lookups::Migration<'static>;
+        "lookups status": lookups::Status;
         "map diff": map::Changes;
         "map export": map_carry::Exported;
         "map history": map_versions::History;

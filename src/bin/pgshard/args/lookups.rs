@@ -1,0 +1,54 @@
+//! `pgshard lookups`.
+
+use clap::{Args as ArgGroup, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LookupsCommand {
+    Migration(LookupsMigration),
+    Status(LookupsStatus),
+    Build(LookupsBuild),
+}
+
+/// Print the shard migration that makes a look-up's tables and trigger
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The look-up is that of the config, [lookups.NAME]. Reads no host. Add the file to the shard \
+migrations after the one that creates the table, and run `pgshard migrate up`. From then on a row \
+whose value was not claimed is refused (SH003), so the application must claim before.
+
+Examples:
+  pgshard lookups migration emails > migrations/0007_lookup_emails.sql
+  pgshard migrate up")]
+pub(crate) struct LookupsMigration {
+    /// The look-up's name in the config
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
+
+/// Which look-ups there are, and whether `find` answers for them
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. The exit code is 1 when a look-up of the config is not complete in every shard.
+
+Examples:
+  pgshard lookups status
+  pgshard lookups status --json | jq '.lookups.emails.complete'")]
+pub(crate) struct LookupsStatus {}
+
+/// Give every row of a look-up its entry, and make the look-up complete
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Rows that were there before the look-up have no entry yet. Writers may continue. A shard that is \
+done is not read again, so an interrupted run is repeated. Keys that have one value are listed and \
+left as they are, and the exit code is 1: change all but one, and build again. When there are \
+none, \
+`find` answers.
+
+Examples:
+  pgshard lookups build emails
+  pgshard lookups build emails --json | jq '.duplicates'")]
+pub(crate) struct LookupsBuild {
+    /// The look-up's name in the config
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}

@@ -1,0 +1,347 @@
+//! Runs the protocol: what [`next`] says, until the value is claimed or belongs to another key.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_postgres::IsolationLevel;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use super::answer::{busy, checked, fitting, kinds, not_installed, or_not_installed, problem};
+use super::claims::{Entry, Next, Seen, next};
+use super::parameter::Parameter;
+use super::statements;
+use crate::router::{Error, LookupProblem, Router, Shard, Sql, Transaction};
+use crate::values::{Definition, Hash, Values};
+
+/// How long a claimer waits in all.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// How long the holder of a claim has to use it before another claimer makes it unusable.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The pauses between two looks at the row, in milliseconds.
+const PAUSE_MS: std::ops::RangeInclusive<u64> = 10..=50;
+
+/// A value that is to be claimed for a key.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) definition: &'a Definition,
+    pub(super) values: Values,
+    pub(super) hash: Hash,
+}
+
+/// The right to write a value into a row, once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    claim: Uuid,
+    /// When it was made, in microseconds since 1970, by the clock of the value's host.
+    made_us: i64,
+}
+
+/// What CLAIM and TAKE return: definition and types, and of the entry its key, its claim, when that
+/// was made and how old it is, and whether it is the caller's.
+type Answer = (
+    String,
+    Vec<String>,
+    Option<String>,
+    Option<Uuid>,
+    Option<i64>,
+    Option<i64>,
+    Option<bool>,
+);
+
+/// What a call to the value's shard gave.
+struct Standing {
+    entry: Entry<String, Uuid>,
+    made_us: i64,
+    age: Duration,
+    won: bool,
+}
+
+impl<'a> Wanted<'a> {
+    pub(super) fn new(definition: &'a Definition, values: Values) -> Result<Wanted<'a>, Error> {
+        if values.0.len() != definition.columns.len() {
+            let other = LookupProblem::OtherTypes {
+                recorded: format!("{} columns", definition.columns.len()),
+                given: format!("{} values", values.0.len()),
+            };
+            return Err(problem(definition, other));
+        }
+        let hash = Hash::of(&values, definition.fold);
+        Ok(Wanted {
+            definition,
+            values,
+            hash,
+        })
+    }
+
+    /// The shard that has the value's entry.
+    fn shard<'r>(&self, router: &'r Router) -> Result<Shard<'r>, Error> {
+        router.shard(self.hash.shard(self.definition, router.shards_total()))
+    }
+
+    /// Claims the value for a key.
+    pub(super) async fn claim(&self, router: &Router, key: &str) -> Result<Claim, Error> {
+        let deadline = Instant::now() + WAIT_MAX;
+        let mut seen = Seen::Nothing;
+        // When the claim that stands in the way was made, by this process's clock.
+        let mut made = Instant::now();
+        let mut won = None;
+        let mut looked = false;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(busy(self.definition));
+            }
+            let mut stands = |standing: Option<Standing>| match standing {
+                // It was changed while the statement ran.
+                None => Seen::Nothing,
+                Some(standing) if standing.won => {
+                    won = Some(Claim {
+                        claim: standing.entry.claim,
+                        made_us: standing.made_us,
+                    });
+                    Seen::Won(standing.entry.claim)
+                }
+                Some(standing) => {
+                    made = Instant::now()
+                        .checked_sub(standing.age)
+                        .unwrap_or_else(Instant::now);
+                    looked = false;
+                    Seen::Met(standing.entry)
+                }
+            };
+            seen = match next(key.to_owned(), seen) {
+                Next::Claim => stands(self.insert(router, key, left).await?),
+                Next::Look(entry) => {
+                    if std::mem::replace(&mut looked, true) {
+                        let pause = Duration::from_millis(fastrand::u64(PAUSE_MS));
+                        tokio::time::sleep(pause.min(left)).await;
+                    }
+                    let (has_row, is_spent) = self.look(router, &entry, left).await?;
+                    Seen::Looked {
+                        entry,
+                        has_row,
+                        is_over: is_spent || made.elapsed() > GRACE,
+                    }
+                }
+                Next::Kill(entry) => {
+                    let has_row = self.kill(router, &entry, left).await?;
+                    Seen::Killed { entry, has_row }
+                }
+                Next::Take(entry) => stands(self.take(router, key, entry.claim, left).await?),
+                Next::Taken(key) => {
+                    return Err(Error::Taken {
+                        lookup: self.definition.name.clone(),
+                        key,
+                    });
+                }
+                Next::Use(_) => {
+                    return won.ok_or_else(|| busy(self.definition));
+                }
+            };
+        }
+    }
+
+    /// Makes the entry lead to a key that has a row with the value.
+    pub(super) async fn enter(&self, router: &Router, key: &str) -> Result<(), Error> {
+        match self.insert(router, key, WAIT_MAX).await? {
+            Some(standing) if standing.entry.key == key => Ok(()),
+            _ => self.claim(router, key).await.map(drop),
+        }
+    }
+
+    async fn insert(
+        &self,
+        router: &Router,
+        key: &str,
+        left: Duration,
+    ) -> Result<Option<Standing>, Error> {
+        let shard = self.shard(router)?.for_claims().within(left);
+        let (definition, hash, kinds) = self.parameters();
+        let params: [&(dyn ToSql + Sync); 5] =
+            [&self.definition.name, &definition, &hash, &key, &kinds];
+        let row = shard.query_opt_as(&statements::claim(), &params).await;
+        self.standing(shard, row)
+    }
+
+    /// A take that fails gives what stands there by now, or nothing if that was not seen.
+    async fn take(
+        &self,
+        router: &Router,
+        key: &str,
+        claim: Uuid,
+        left: Duration,
+    ) -> Result<Option<Standing>, Error> {
+        let shard = self.shard(router)?.for_claims().within(left);
+        let (definition, hash, kinds) = self.parameters();
+        let params: [&(dyn ToSql + Sync); 6] = [
+            &self.definition.name,
+            &definition,
+            &hash,
+            &key,
+            &kinds,
+            &claim,
+        ];
+        let row = shard.query_opt_as(&statements::take(), &params).await;
+        let standing = self.standing(shard, row)?;
+        // The statement's snapshot may be older than what it ran into: it may still show the claim
+        // that is not there any more.
+        Ok(standing.filter(|standing| standing.won || standing.entry.claim != claim))
+    }
+
+    fn parameters(&self) -> (String, &[u8], Vec<&'static str>) {
+        (
+            self.definition.to_text(),
+            self.hash.as_bytes(),
+            kinds(&self.values),
+        )
+    }
+
+    fn standing(
+        &self,
+        shard: Shard<'_>,
+        row: Result<Option<Answer>, Error>,
+    ) -> Result<Option<Standing>, Error> {
+        let row = match row {
+            Ok(row) => row,
+            // A statement in REPEATABLE READ has run into a newer entry.
+            Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(or_not_installed(self.definition, shard.id())(error)),
+        };
+        let Some((recorded, kinds, key, claim, made_us, age_ms, won)) = row else {
+            return Err(not_installed(self.definition, shard.id()));
+        };
+        checked(self.definition, shard.id(), recorded)?;
+        fitting(self.definition, &kinds, &self.values)?;
+        let (Some(key), Some(claim)) = (key, claim) else {
+            return Ok(None);
+        };
+        Ok(Some(Standing {
+            entry: Entry { key, claim },
+            made_us: made_us.unwrap_or_default(),
+            age: Duration::from_millis(age_ms.and_then(|ms| u64::try_from(ms).ok()).unwrap_or(0)),
+            won: won == Some(true),
+        }))
+    }
+
+    /// Whether the entry's key has the row, and whether its claim is spent.
+    async fn look(
+        &self,
+        router: &Router,
+        entry: &Entry<String, Uuid>,
+        left: Duration,
+    ) -> Result<(bool, bool), Error> {
+        let shard = self.of_key(router, &entry.key)?.within(left);
+        let hash = self.hash.as_bytes();
+        let row = self.row(&entry.key);
+        let mut params = row.parameters();
+        params.extend([&hash as &(dyn ToSql + Sync), &entry.claim]);
+        let sql = Sql::reading(&statements::look(self.definition));
+        let looked = shard.query_one_as(&sql, &params).await;
+        looked.map_err(or_not_installed(self.definition, shard.id()))
+    }
+
+    /// Makes the entry's claim unusable, and then looks whether its key has the row. READ
+    /// COMMITTED, so that the second statement sees what the first has waited for.
+    async fn kill(
+        &self,
+        router: &Router,
+        entry: &Entry<String, Uuid>,
+        left: Duration,
+    ) -> Result<bool, Error> {
+        let shard = self.of_key(router, &entry.key)?.within(left);
+        let (hash, row) = (self.hash.as_bytes(), self.row(&entry.key));
+        let (row, before) = (&row, &statements::before_kill());
+        let look = &statements::look_again(self.definition);
+        let killed = shard
+            .build_transaction()
+            .isolation_level(IsolationLevel::ReadCommitted)
+            .run(async |tx: Transaction| -> Result<bool, Error> {
+                tx.query_one(before, &[]).await?;
+                let name = &self.definition.name;
+                tx.execute(statements::VOID, &[name, &hash, &entry.claim, &entry.key])
+                    .await?;
+                let (has_row,) = tx.query_one_as(look, &row.parameters()).await?;
+                Ok(has_row)
+            })
+            .await;
+        killed.map_err(|error| match error.code() {
+            Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED) => {
+                busy(self.definition)
+            }
+            _ => or_not_installed(self.definition, shard.id())(error),
+        })
+    }
+
+    /// The shard of an entry's key.
+    fn of_key<'r>(&self, router: &'r Router, key: &str) -> Result<Shard<'r>, Error> {
+        let shard = router
+            .key_kind()
+            .shard_of_text(key, router.shards_total())
+            .map_err(|_| {
+                let key = key.to_owned();
+                problem(self.definition, LookupProblem::Key { key })
+            })?;
+        Ok(router.shard(shard)?.for_claims())
+    }
+
+    fn row<'k>(&self, key: &'k str) -> RowParameters<'k> {
+        let fold = self.definition.fold;
+        let values = self.values.0.iter();
+        RowParameters {
+            key,
+            values: values.map(|value| Parameter::new(value, fold)).collect(),
+        }
+    }
+
+    /// Uses the claim in the transaction that writes the row. False if it is spent or too old: then
+    /// the transaction must not write the row.
+    pub(super) async fn use_in(
+        &self,
+        tx: &Transaction,
+        key: &str,
+        claim: Claim,
+    ) -> Result<bool, Error> {
+        let (definition, hash, _) = self.parameters();
+        let params: [&(dyn ToSql + Sync); 6] = [
+            &self.definition.name,
+            &definition,
+            &hash,
+            &claim.claim,
+            &key,
+            &claim.made_us,
+        ];
+        let used: Result<Option<(String, bool)>, Error> =
+            tx.query_opt_as(&statements::use_claim(), &params).await;
+        let (recorded, used) = match used {
+            Ok(Some(row)) => row,
+            Ok(None) => return Err(not_installed(self.definition, tx.shard())),
+            // In REPEATABLE READ: it was made unusable a moment ago.
+            Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(or_not_installed(self.definition, tx.shard())(error)),
+        };
+        checked(self.definition, tx.shard(), recorded)?;
+        Ok(used)
+    }
+}
+
+/// The parameters by which a row is found.
+struct RowParameters<'k> {
+    key: &'k str,
+    values: Vec<Parameter>,
+}
+
+impl RowParameters<'_> {
+    fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let mut params: Vec<&(dyn ToSql + Sync)> = vec![&self.key];
+        params.extend(self.values.iter().map(|value| value as &(dyn ToSql + Sync)));
+        params
+    }
+}

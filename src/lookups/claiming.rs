@@ -1,0 +1,199 @@
+//! Transactions that write values which belong to one key over all shards.
+
+use std::time::Duration;
+
+use tokio_postgres::types::ToSql;
+
+use super::answer::{busy, problem};
+use super::claimer::{Claim, Wanted};
+use crate::router::{Error, LookupProblem, Router, Shard, SqlText, Transaction};
+use crate::shard::Key;
+use crate::values::{Values, key_text};
+
+/// Claims values for a key, and then runs SQL on the key's shard; made by [`Router::claiming`].
+///
+/// Claims are made before the transaction, on connections of their own, so a full pool does not
+/// keep them waiting. Nothing needs to be undone when it does not come to the transaction.
+#[derive(Debug)]
+#[must_use]
+pub struct Claiming<'r> {
+    router: &'r Router,
+    shard: Shard<'r>,
+    key: String,
+    wanted: Vec<Wanted<'r>>,
+}
+
+impl Router {
+    /// Writes rows of a key with values that no other key may have: each is claimed for the key by
+    /// the look-up that is named before it. `key` is the sharding key, which the look-up's key
+    /// column has in the row. A row is written only in a transaction that has claimed its value; a
+    /// trigger in the shard refuses it otherwise.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router, user: i64, email: &str) -> Result<(),
+    /// pgshard::router::Error> {
+    /// use pgshard::router::Error;
+    ///
+    /// let insert = "INSERT INTO {shard}.users (id, email) VALUES ($1, $2)";
+    /// match router.claiming(user, [("emails", email)])?.execute(insert, &[&user, &email]).await {
+    ///     Ok(_) => println!("registered"),
+    ///     Err(Error::Taken { .. }) => println!("that address has an account"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Lookup`] when the config does not have the look-up, when a value is there twice, or
+    /// the wrong number of values is given.
+    pub fn claiming<K, N, V>(
+        &self,
+        key: K,
+        values: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Claiming<'_>, Error>
+    where
+        K: Key,
+        N: AsRef<str>,
+        V: Into<Values>,
+    {
+        let mut wanted = Vec::new();
+        for (name, values) in values {
+            let name = name.as_ref();
+            let definition = self.definition(name).ok_or_else(|| Error::Lookup {
+                lookup: name.to_owned(),
+                problem: LookupProblem::Undefined,
+            })?;
+            wanted.push(Wanted::new(definition, values.into())?);
+        }
+        let text = key_text(key.value());
+        let text = text.ok_or_else(|| Error::Lookup {
+            lookup: wanted
+                .first()
+                .map_or_else(String::new, |one| one.definition.name.clone()),
+            problem: LookupProblem::Key {
+                key: "an integer of more than 128 bits".to_owned(),
+            },
+        })?;
+        // One order for all calls: two of them that want the same values meet at the first.
+        wanted.sort_by(|one, other| {
+            let place = |wanted: &Wanted<'_>| (wanted.hash, wanted.definition.name.clone());
+            place(one).cmp(&place(other))
+        });
+        if let Some(pair) = wanted.windows(2).find(|pair| {
+            pair[0].hash == pair[1].hash && pair[0].definition.name == pair[1].definition.name
+        }) {
+            return Err(problem(pair[0].definition, LookupProblem::Twice));
+        }
+        Ok(Claiming {
+            router: self,
+            shard: self.by_key(key),
+            key: text,
+            wanted,
+        })
+    }
+}
+
+impl Claiming<'_> {
+    /// The same, with this limit for the transaction; see [`Shard::within`]. Claiming takes three
+    /// seconds at most, before that.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.shard = self.shard.within(limit);
+        self
+    }
+
+    /// Claims the values, and runs a statement on the key's shard; see [`Shard::execute`].
+    ///
+    /// # Errors
+    /// As [`Claiming::transaction`].
+    ///
+    /// # Cancel safety
+    /// As [`Claiming::transaction`].
+    pub async fn execute<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        let sql = &sql.into().to_sql();
+        self.transaction(async |tx: Transaction| tx.execute(sql, params).await)
+            .await
+    }
+
+    /// Claims the values, and runs a closure within a transaction on the key's shard; see
+    /// [`Shard::transaction`]. The closure runs again when a statement met a move, and once when a
+    /// claim was lost before the transaction began.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] when another key has a row with one of the values; [`Error::Busy`] when
+    /// another call claims one at the same time and does not end within three seconds;
+    /// [`Error::Lookup`]
+    /// when a shard does not know the look-up as the config has it. Nothing has run then. All
+    /// others as [`Shard::transaction`].
+    ///
+    /// # Cancel safety
+    /// Rolled back when the future is dropped before COMMIT was sent. A claim without a row is no
+    /// obstacle: the next call takes the value after two seconds at most.
+    pub async fn transaction<T, E, F, Fut>(self, mut work: F) -> Result<T, E>
+    where
+        F: FnMut(Transaction) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        for _ in 0..2 {
+            let claims = self.claim().await?;
+            let ran = self
+                .shard
+                .transaction(|tx: Transaction| {
+                    let run = work(tx.clone());
+                    let (this, claims) = (&self, &claims);
+                    async move {
+                        this.use_in(&tx, claims).await?;
+                        run.await.map_err(Ended::Work)
+                    }
+                })
+                .await;
+            match ran {
+                Ok(value) => return Ok(value),
+                Err(Ended::Spent) => {}
+                Err(Ended::Router(error)) => return Err(E::from(error)),
+                Err(Ended::Work(error)) => return Err(error),
+            }
+        }
+        Err(E::from(match self.wanted.first() {
+            Some(wanted) => busy(wanted.definition),
+            None => Error::TransactionFailed {
+                shard: self.shard.id(),
+            },
+        }))
+    }
+
+    async fn claim(&self) -> Result<Vec<Claim>, Error> {
+        let mut claims = Vec::with_capacity(self.wanted.len());
+        for wanted in &self.wanted {
+            claims.push(Box::pin(wanted.claim(self.router, &self.key)).await?);
+        }
+        Ok(claims)
+    }
+
+    async fn use_in<E>(&self, tx: &Transaction, claims: &[Claim]) -> Result<(), Ended<E>> {
+        for (wanted, claim) in self.wanted.iter().zip(claims) {
+            if !wanted.use_in(tx, &self.key, *claim).await? {
+                return Err(Ended::Spent);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a transaction ended that was not committed.
+enum Ended<E> {
+    /// A claim was spent or too old, before the work began.
+    Spent,
+    Router(Error),
+    Work(E),
+}
+
+impl<E> From<Error> for Ended<E> {
+    fn from(error: Error) -> Ended<E> {
+        Ended::Router(error)
+    }
+}

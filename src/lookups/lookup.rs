@@ -1,0 +1,104 @@
+//! From a value to its key.
+
+use std::str::FromStr;
+
+use super::answer::{checked, fitting, not_installed, or_not_installed, problem};
+use super::claimer::Wanted;
+use super::statements;
+use crate::router::{Error, LookupProblem, Router, Sql};
+use crate::shard::Key;
+use crate::values::{Definition, Values};
+
+/// A look-up of the config; made by [`Router::lookup`].
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup<'r> {
+    router: &'r Router,
+    definition: &'r Definition,
+}
+
+impl Router {
+    /// A look-up by its name.
+    ///
+    /// # Errors
+    /// [`Error::Lookup`] when the config has none of this name.
+    pub fn lookup(&self, name: &str) -> Result<Lookup<'_>, Error> {
+        match self.definition(name) {
+            Some(definition) => Ok(Lookup {
+                router: self,
+                definition,
+            }),
+            None => Err(Error::Lookup {
+                lookup: name.to_owned(),
+                problem: LookupProblem::Undefined,
+            }),
+        }
+    }
+}
+
+impl<'r> Lookup<'r> {
+    pub(super) fn router(self) -> &'r Router {
+        self.router
+    }
+
+    pub(super) fn definition(self) -> &'r Definition {
+        self.definition
+    }
+
+    /// The key that the value belongs to, or did: read the row by the key *and* the value. `None`
+    /// means that no key has a committed row with it.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router, email: &str) -> Result<(),
+    /// pgshard::router::Error> {
+    /// let user = match router.lookup("emails")?.find::<i64>(email).await? {
+    ///     Some(id) => {
+    ///         let sql = "SELECT id, name FROM {shard}.users WHERE id = $1 AND email = $2";
+    ///         router.by_key(id).query_opt(sql, &[&id, &email]).await?
+    ///     }
+    ///     None => None,
+    /// };
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Lookup`] when the look-up is not complete or not as the config has it, and when the
+    /// key is no `K`; all others as [`Shard::query`](crate::router::Shard::query).
+    ///
+    /// # Cancel safety
+    /// It only reads.
+    pub async fn find<K: Key + FromStr>(
+        self,
+        value: impl Into<Values>,
+    ) -> Result<Option<K>, Error> {
+        let wanted = Wanted::new(self.definition, value.into())?;
+        let shard = wanted
+            .hash
+            .shard(self.definition, self.router.shards_total());
+        let hash = wanted.hash.as_bytes();
+        let row = self
+            .router
+            .shard(shard)?
+            .query_opt_as(
+                &Sql::reading(statements::FIND),
+                &[&self.definition.name, &hash],
+            )
+            .await
+            .map_err(or_not_installed(self.definition, shard))?;
+        let row: Option<(String, Vec<String>, String, Option<String>)> = row;
+        let Some((recorded, kinds, state, key)) = row else {
+            return Err(not_installed(self.definition, shard));
+        };
+        checked(self.definition, shard, recorded)?;
+        fitting(self.definition, &kinds, &wanted.values)?;
+        if state != "complete" {
+            return Err(problem(self.definition, LookupProblem::NotComplete));
+        }
+        let Some(key) = key else {
+            return Ok(None);
+        };
+        match key.parse() {
+            Ok(parsed) => Ok(Some(parsed)),
+            Err(_) => Err(problem(self.definition, LookupProblem::Key { key })),
+        }
+    }
+}
