@@ -86,7 +86,7 @@ impl<'a> Wanted<'a> {
     pub(super) async fn claim(&self, router: &Router, key: &str) -> Result<Claim, Error> {
         let deadline = Instant::now() + WAIT_MAX;
         let mut seen = Seen::Nothing;
-        // When the claim that stands in the way was made, by this process's clock.
+        // When the claim in the way was made, by the clock of this process.
         let mut made = Instant::now();
         let mut won = None;
         let mut looked = false;
@@ -167,7 +167,7 @@ impl<'a> Wanted<'a> {
         self.standing(shard, row)
     }
 
-    /// A take that fails gives what stands there by now, or nothing if that was not seen.
+    /// A take that fails returns the entry as it is by now, or nothing if that was not seen.
     async fn take(
         &self,
         router: &Router,

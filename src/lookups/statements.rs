@@ -15,7 +15,7 @@ const DURABLY: &str = "pg_catalog.set_config('synchronous_commit', CASE WHEN \
 const KNOWN: &str = "known AS (SELECT l.name, l.kinds, l.definition, l.definition = $2::text AS \
     same FROM {shard}.pgshard_lookup l WHERE l.name = $1::text)";
 
-/// What a claimer gets: the entry that stands there now, and whether it is its own.
+/// What a claimer gets: the entry as it is now, and whether it is its own.
 const ENTRY: &str = "SELECT k.definition, k.kinds, e.key, e.claim, e.claimed_us, e.age_ms, e.won \
     FROM known k LEFT JOIN (SELECT c.*, true AS won FROM changed c UNION ALL SELECT x.key, \
     x.claim, \

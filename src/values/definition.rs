@@ -82,7 +82,7 @@ impl Definition {
     }
 
     /// The hash of a row's value as an SQL expression, NULL where a column is NULL. `row` is what
-    /// stands before the columns' names, `NEW` in a trigger.
+    /// written before the names of the columns, `NEW` in a trigger.
     ///
     /// `to_jsonb` writes integers, texts, UUIDs and dates in one form, whatever the session's
     /// settings; `lower` in the collation "C" changes A to Z only.
