@@ -118,7 +118,7 @@ pub(crate) fn figures(database: &Database, decisions: &Decisions, goal: Goal) ->
             value: Some(all),
             unit: "seconds",
             assumes: format!(
-                "0.3 s + ({keys} foreign keys × 0.8 ms) × {per_host} shards of a host ÷ {} sessions; \
+                "0.3 s + {keys} foreign keys × 0.8 ms × {per_host} shards ÷ {} sessions; \
                  busy shards come first",
                 goal.sessions
             ),

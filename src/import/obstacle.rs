@@ -83,12 +83,12 @@ kinds! {
         "choose one, by adding the key as a column; drop the foreign keys that lead to other keys";
     ForeignKeyAcrossKeys "foreign_key_across_keys" Change
         "Rows refer to rows of another key, which will be in another shard"
-        "drop the foreign key, and read the other row by its own key; or choose a key that both share";
+        "drop the foreign key, and read the other row by its own key; or choose another key";
     NullableKey "nullable_key" Change
         "Rows may have no key"
         "give each row a key and SET NOT NULL, or move rows without one to a table that stays";
     Polymorphic "polymorphic" Change
-        "The table that a row refers to is named in the row, so that no foreign key leads to the key"
+        "The table that a row refers to is named in the row: no foreign key leads to the key"
         "add the key as a column, and write it with each row; or let the table stay";
     ForeignTable "foreign_table" Change
         "Foreign tables have rows on another server"

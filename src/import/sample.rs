@@ -84,8 +84,9 @@ async fn statistics(
         FROM unnest($1::oid[], $2::int2[]) AS w (t, c)
         JOIN pg_class k ON k.oid = w.t JOIN pg_namespace n ON n.oid = k.relnamespace
         JOIN pg_attribute a ON a.attrelid = w.t AND a.attnum = w.c
-        JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = k.relname AND s.attname = a.attname
-            AND s.inherited = (k.relkind = 'p') /* pgshard import assess */";
+        JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = k.relname
+            AND s.attname = a.attname AND s.inherited = (k.relkind = 'p')
+        /* pgshard import assess */";
     let rows = client
         .query_typed(
             sql,

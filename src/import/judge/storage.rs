@@ -1,5 +1,5 @@
-//! How tables are stored and written: what is not in the stream of changes, hides from a copy, or is
-//! written too often for a table that each host gets.
+//! How tables are stored and written: what is not in the stream of changes, hides from a copy, or
+//! is written too often for a table that each host gets.
 
 use super::case::Case;
 use crate::import::decide::Decision;

@@ -1,5 +1,5 @@
-//! Records of a log in CSV, as `log_destination = csvlog` writes it: a field in quotes may have line
-//! ends, and two quotes for one.
+//! Records of a log in CSV, as `log_destination = csvlog` writes it: a field in quotes may have
+//! line ends, and two quotes for one.
 
 /// The most bytes of a record. Longer ones are cut.
 const RECORD_MAX: usize = 1 << 20;

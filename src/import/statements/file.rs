@@ -248,7 +248,8 @@ mod tests {
     #[test]
     fn a_log_as_csv_is_read() {
         let log = "2026-11-28 01:00:00.000 UTC,\"app\",\"db\",8,\"[local]\",a.b,1,\"SELECT\",\
-            2026-11-28 00:00:00 UTC,3/4,0,LOG,00000,\"duration: 2.0 ms  statement: SELECT \"\"A\"\"\n\
+            2026-11-28 00:00:00 UTC,3/4,0,LOG,00000,\
+            \"duration: 2.0 ms  statement: SELECT \"\"A\"\"\n\
             FROM t\",,,,,,,,,\"psql\",\"client backend\",,0\n";
         let expected = [("SELECT \"A\" FROM t".to_owned(), 1, 2.0)];
         assert_eq!(collected(log), expected);

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    BinaryOperator, Delete, Expr, FromTable, InTarget, Insert, JoinConstraint, JoinOperator,
-    ObjectName, Query, Select, Statement, TableFactor, TableObject, TableWithJoins, Update,
-    UpdateTableFromKind, Visit, Visitor,
+    BinaryOperator, CopySource, Delete, Expr, FromTable, InTarget, Insert, JoinConstraint,
+    JoinOperator, ObjectName, Query, Select, Statement, TableFactor, TableObject, TableWithJoins,
+    Update, UpdateTableFromKind, Visit, Visitor,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::Parser;
@@ -127,20 +127,18 @@ impl Visitor for Found {
                 level.alternatives = both(level.alternatives, conditions(&merge.on));
                 self.levels.push(level);
             }
-            Statement::Copy { source, .. } => {
-                if let sqlparser::ast::CopySource::Table {
-                    table_name,
-                    columns,
-                } = source
-                {
-                    let columns = columns.iter().map(folded).collect();
-                    self.levels.push(Level {
-                        tables: name_of(table_name, None).into_iter().collect(),
-                        alternatives: vec![Vec::new()],
-                        inserts: Some(columns),
-                    });
-                }
-            }
+            Statement::Copy {
+                source:
+                    CopySource::Table {
+                        table_name,
+                        columns,
+                    },
+                ..
+            } => self.levels.push(Level {
+                tables: name_of(table_name, None).into_iter().collect(),
+                alternatives: vec![Vec::new()],
+                inserts: Some(columns.iter().map(folded).collect()),
+            }),
             Statement::Truncate(truncate) => {
                 let names = truncate.table_names.iter();
                 self.levels.push(Level {

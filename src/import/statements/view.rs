@@ -17,9 +17,12 @@ const OWN: &str = "%/* pgshard import assess */%";
 /// Reads the statements of the database; `Ok(Err(…))` is why they are not known.
 pub(super) async fn read(client: &Client) -> Result<Result<Collected, String>, Error> {
     let failed = |source| Error::postgres("pg_stat_statements", source);
-    let find = "SELECT n.nspname, EXISTS (SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-            WHERE c.relnamespace = n.oid AND c.relname = 'pg_stat_statements' AND a.attname = 'total_exec_time')
-        FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'pg_stat_statements'";
+    let find = "SELECT n.nspname, EXISTS (
+            SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+            WHERE c.relnamespace = n.oid AND c.relname = 'pg_stat_statements'
+                AND a.attname = 'total_exec_time')
+        FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+        WHERE e.extname = 'pg_stat_statements'";
     let rows = read::texts(client, find).await.map_err(failed)?;
     let advice = "give --statements a log or a file with a statement on each line";
     let Some([Some(schema), Some(has_exec_time)]) = rows.first().map(Vec::as_slice) else {

@@ -33,7 +33,8 @@ on_each_version! {
         let cluster = TestCluster::start(version, 1);
         let server = cluster.server(0);
         let admin = cluster.superuser(0).await;
-        let role = "CREATE ROLE assessor LOGIN REPLICATION IN ROLE pg_read_all_data, pg_read_all_stats";
+        let role = "CREATE ROLE assessor LOGIN REPLICATION
+            IN ROLE pg_read_all_data, pg_read_all_stats";
         admin.batch_execute(role).await.unwrap();
         let mut wrong = Vec::new();
         let mut base = String::new();
@@ -54,7 +55,8 @@ on_each_version! {
             let found = obstacles(&report);
             let expected: Vec<&str> = obstacle.split(' ').filter(|one| *one != "none").collect();
             if found != expected {
-                wrong.push(format!("{sql}\n    expected {expected:?}, found {found:?}: {}", report["obstacles"]));
+                let all = &report["obstacles"];
+                wrong.push(format!("{sql}\n    expected {expected:?}, found {found:?}: {all}"));
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -70,8 +72,10 @@ on_each_version! {
         run_all(&base, &cases()[0].1).await;
         base.batch_execute("
             ALTER TABLE photos ADD country text REFERENCES countries;
-            CREATE TABLE likes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, photo_id bigint NOT NULL REFERENCES photos);
-            CREATE TABLE tags (id bigint PRIMARY KEY, tagged_type text, tagged_id bigint)").await.unwrap();
+            CREATE TABLE likes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+                photo_id bigint NOT NULL REFERENCES photos);
+            CREATE TABLE tags (id bigint PRIMARY KEY, tagged_type text, tagged_id bigint)
+            ").await.unwrap();
         let report = assess(&url, &[]);
         for (table, expected) in [
             ("users", "key"),
@@ -83,7 +87,8 @@ on_each_version! {
         ] {
             assert_eq!(decision(&report, table), expected, "{table}");
         }
-        let likes = report["tables"].as_array().unwrap().iter().find(|one| one["table"] == "likes").unwrap();
+        let mut tables = report["tables"].as_array().unwrap().iter();
+        let likes = tables.find(|one| one["table"] == "likes").unwrap();
         assert_eq!(likes["reason"], "photo_id → photos.user_id");
         assert_eq!(likes["path"][0]["foreign_key"], "likes_photo_id_fkey");
     }

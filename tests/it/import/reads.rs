@@ -9,8 +9,10 @@ use crate::support::{TestCluster, connect};
 
 const SCHEMA: &str = "
     CREATE TABLE users (id bigint PRIMARY KEY, name text NOT NULL UNIQUE);
-    CREATE TABLE photos (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, user_id bigint NOT NULL REFERENCES users);
-    CREATE TABLE likes (user_id bigint REFERENCES users, photo_id bigint REFERENCES photos, PRIMARY KEY (user_id, photo_id));
+    CREATE TABLE photos (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        user_id bigint NOT NULL REFERENCES users);
+    CREATE TABLE likes (user_id bigint REFERENCES users, photo_id bigint REFERENCES photos,
+        PRIMARY KEY (user_id, photo_id));
     INSERT INTO users SELECT n, n::text FROM generate_series(1, 2000) n;
     INSERT INTO photos (user_id) SELECT n FROM generate_series(1, 2000) n;
     INSERT INTO likes SELECT n, n FROM generate_series(1, 2000) n;
@@ -19,7 +21,7 @@ const SCHEMA: &str = "
 /// What the server counts of writes, and the next transaction's number.
 async fn written(client: &Client) -> Vec<String> {
     let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text,
-            sum(n_tup_ins)::text, sum(n_tup_upd)::text, sum(n_tup_del)::text, sum(n_tup_hot_upd)::text,
+            sum(n_tup_ins)::text, sum(n_tup_upd)::text, sum(n_tup_del)::text,
             (SELECT count(*)::text FROM pg_replication_slots), (SELECT count(*)::text FROM pg_class)
         FROM pg_stat_all_tables";
     let row = client.query_one(sql, &[]).await.unwrap();
@@ -68,14 +70,17 @@ on_each_version! {
 
     /// A server without logical decoding and without slots.
     async fn a_server_that_cannot_be_followed(version) {
-        let settings = [("wal_level", "minimal"), ("max_wal_senders", "0"), ("max_replication_slots", "0")];
-        let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let none = [("max_wal_senders", "0"), ("max_replication_slots", "0")];
+        let settings = [&[("wal_level", "minimal")][..], &none].concat();
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let settings = settings.into_iter().map(owned).collect();
         let options = ServerOptions::default().settings(settings);
         let cluster = TestCluster::start_with(version, 1, options);
         let admin = cluster.superuser(0).await;
         admin.batch_execute("CREATE DATABASE base").await.unwrap();
         let url = cluster.server(0).superuser_url_of("base");
-        connect(&url).await.batch_execute("CREATE TABLE users (id bigint PRIMARY KEY)").await.unwrap();
+        let base = connect(&url).await;
+        base.batch_execute("CREATE TABLE users (id bigint PRIMARY KEY)").await.unwrap();
         let found = obstacles(&assess(&url, &[]));
         assert_eq!(found, ["logical_decoding_off", "replication_refused", "replication_slots"]);
     }
@@ -95,7 +100,10 @@ async fn mistakes() {
         stderr.contains("there is no table for the key users.id"),
         "{stderr}"
     );
-    base.batch_execute("CREATE TABLE users (number bigint); CREATE SCHEMA more; CREATE TABLE more.users (id bigint)")
+    base.batch_execute("CREATE TABLE users (number bigint)")
+        .await
+        .unwrap();
+    base.batch_execute("CREATE SCHEMA more; CREATE TABLE more.users (id bigint)")
         .await
         .unwrap();
     let (exit, _, stderr) = run(&url, &[]);
@@ -168,7 +176,8 @@ async fn many_tables() {
     for batch in 0..10 {
         base.batch_execute(&format!(
             "DO $$ BEGIN FOR n IN {batch} * 50 .. {batch} * 50 + 49 LOOP
-                EXECUTE format('CREATE TABLE t%s (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+                EXECUTE format('CREATE TABLE t%s (
+                    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
                     user_id bigint NOT NULL REFERENCES users)', n);
             END LOOP; END $$"
         ))

@@ -8,8 +8,10 @@ use crate::support::{TestCluster, connect};
 
 const SCHEMA: &str = "
     CREATE TABLE users (id bigint PRIMARY KEY, name text NOT NULL);
-    CREATE TABLE photos (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, user_id bigint NOT NULL REFERENCES users, title text);
-    CREATE TABLE likes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, photo_id bigint NOT NULL REFERENCES photos);
+    CREATE TABLE photos (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        user_id bigint NOT NULL REFERENCES users, title text);
+    CREATE TABLE likes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        photo_id bigint NOT NULL REFERENCES photos);
     CREATE TABLE jobs (id bigint PRIMARY KEY, note text);
     CREATE TABLE countries (code bigint PRIMARY KEY);
     ALTER TABLE photos ADD country bigint REFERENCES countries";
@@ -48,7 +50,7 @@ const CLASSES: &[(&str, &str)] = &[
     ),
     (
         "by_key",
-        "SELECT * FROM users u WHERE u.id = 1 AND EXISTS (SELECT 1 FROM photos p WHERE p.user_id = u.id)",
+        "SELECT 1 FROM users u WHERE id = 1 AND EXISTS (SELECT 1 FROM photos WHERE user_id = u.id)",
     ),
     (
         "by_key",
@@ -126,7 +128,8 @@ async fn each_has_a_class() {
 on_each_version! {
     /// The extension's statements are read, in whatever schema it is.
     async fn of_the_extension(version) {
-        let settings = vec![("shared_preload_libraries".to_owned(), "pg_stat_statements".to_owned())];
+        let (name, value) = ("shared_preload_libraries", "pg_stat_statements");
+        let settings = vec![(name.to_owned(), value.to_owned())];
         let options = ServerOptions::default().settings(settings);
         let cluster = TestCluster::start_with(version, 1, options);
         let admin = cluster.superuser(0).await;
@@ -134,17 +137,20 @@ on_each_version! {
         let url = cluster.server(0).superuser_url_of("base");
         let base = connect(&url).await;
         base.batch_execute(SCHEMA).await.unwrap();
-        base.batch_execute("CREATE SCHEMA \"Odd one\"; CREATE EXTENSION pg_stat_statements SCHEMA \"Odd one\"")
+        base.batch_execute("CREATE SCHEMA \"Odd one\"").await.unwrap();
+        base.batch_execute("CREATE EXTENSION pg_stat_statements SCHEMA \"Odd one\"")
             .await
             .unwrap();
         base.batch_execute("SELECT \"Odd one\".pg_stat_statements_reset()").await.unwrap();
         for key in 1..=3_i64 {
             base.query("SELECT title FROM photos WHERE user_id = $1", &[&key]).await.unwrap();
         }
-        base.query("SELECT title FROM public.photos WHERE title LIKE 'a%' AND now() > '2026-01-01'", &[]).await.unwrap();
+        let unrouted = "SELECT title FROM public.photos WHERE title LIKE 'a%'";
+        base.query(unrouted, &[]).await.unwrap();
         let report = assess(&url, &[]);
         let statements = &report["statements"];
-        assert_eq!((&statements["source"], &statements["by_time"]), (&Value::from("pg_stat_statements"), &Value::from(true)));
+        assert_eq!(statements["source"], "pg_stat_statements");
+        assert_eq!(statements["by_time"], true);
         let found = classes(&report);
         assert!(found.contains(&("by_key".to_owned(), 3)), "{found:?}");
         assert!(found.contains(&("without_key".to_owned(), 1)), "{found:?}");

@@ -15,7 +15,8 @@ th, td { text-align: left; padding: .25rem .75rem .25rem 0; vertical-align: top;
 th { border-bottom: 1px solid; } td.n, th.n { text-align: right; white-space: nowrap; }
 code { font-size: .85rem; overflow-wrap: anywhere; } .faint { opacity: .7; }
 .verdict { border-left: .4rem solid; padding-left: 1rem; font-size: 1.1rem; }
-.possible { border-color: #2a7; } .change { border-color: #c80; } .impossible { border-color: #c33; }
+.possible { border-color: #2a7; } .change { border-color: #c80; }
+.impossible { border-color: #c33; }
 li { margin-bottom: 1rem; } li ul { margin: .3rem 0; } li li { margin: 0; }
 @media print { body { max-width: none; } }
 ";
