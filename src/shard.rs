@@ -151,7 +151,7 @@ impl fmt::Display for ShardCount {
     }
 }
 
-/// What stands before the shard's number in the name of its schema: `shard_` makes shard 7 the
+/// What precedes the shard's number in the name of its schema: `shard_` makes shard 7 the
 /// schema `shard_0007`.
 ///
 /// A prefix is a plain lower-case name, so that the names of schemas are readable in `psql` without

@@ -583,7 +583,7 @@ mod tests {
                 .take_while(|byte| bytewise.came(&[**byte]).is_ok())
                 .count();
             assert_eq!(passed, notice.len() + 8);
-            // Nor is one that stands behind others in what is read at once, or comes after the
+            // Nor is one that is behind others in what is read at once, or comes after the
             // greeting.
             let greeting = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
             assert!(

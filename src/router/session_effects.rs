@@ -211,7 +211,7 @@ impl Token<'_> {
 /// The tokens of a text, without comments and without what is in strings.
 struct Tokens<'a> {
     rest: &'a str,
-    /// Whether a string that begins here has escapes: an E stands before it.
+    /// Whether a string that begins here has escapes: an E is before it.
     escapes: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::exploration::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// The source's snapshot is taken when the fence stands, while a writer is still in flight.
+    /// The source's snapshot is taken when the fence is set, while a writer is still in flight.
     SourceBeforeBarrier,
     /// The target's snapshot is taken once it serves.
     TargetAfterOpen,

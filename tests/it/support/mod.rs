@@ -23,7 +23,7 @@ pub(crate) use frozen::Frozen;
 pub(crate) use rounds::rounds;
 pub(crate) use world::{
     Ran, TABLES, World, go_on, in_turn, is_long, kept_going, lines, never_stopped, other, share,
-    stopped, test_limit, until,
+    stopped, until,
 };
 pub(crate) use writers::Writers;
 

@@ -1,5 +1,13 @@
 //! `on_each_version!`.
 
+/// How long one test may take.
+macro_rules! test_limit {
+    () => {{
+        let is_long = std::env::var_os("PGSHARD_TEST_LONG").is_some();
+        std::time::Duration::from_secs(if is_long { 7200 } else { 600 })
+    }};
+}
+
 /// The older of the two versions that we test: 15, or what `script/test-versions` puts in its
 /// place.
 macro_rules! older {
@@ -40,7 +48,7 @@ macro_rules! on_each_version {
             async fn body($version: u32) $body
 
             async fn bounded(version: u32) {
-                let max = $crate::support::test_limit();
+                let max = test_limit!();
                 tokio::time::timeout(max, Box::pin(body(version))).await.expect("a test ends");
             }
 
@@ -82,7 +90,7 @@ macro_rules! on_mixed_versions {
             async fn body($version: u32) $body
 
             async fn bounded(version: u32) {
-                let max = $crate::support::test_limit();
+                let max = test_limit!();
                 tokio::time::timeout(max, Box::pin(body(version))).await.expect("a test ends");
             }
 

@@ -40,11 +40,6 @@ pub(crate) fn other(version: u32) -> u32 {
     if version == 18 { older!() } else { 18 }
 }
 
-/// How long one test may take.
-pub(crate) fn test_limit() -> Duration {
-    Duration::from_secs(if is_long() { 7200 } else { 600 })
-}
-
 /// Whether `PGSHARD_TEST_LONG` asks for everything that the tests leave out to be quick.
 pub(crate) fn is_long() -> bool {
     std::env::var_os("PGSHARD_TEST_LONG").is_some()

@@ -9,7 +9,7 @@ use super::client::{Answer, Client, Played, complain};
 use super::fence::Fence;
 use super::stage::{NOTES, Stage, old_map};
 
-/// How long a fence stands before the kit or the client ends it.
+/// How long a fence is there before the kit or the client ends it.
 const FENCE: Duration = Duration::from_secs(1);
 /// The deadline of a fence that nobody but its mover may end.
 const LONG: Duration = Duration::from_secs(600);
@@ -321,7 +321,7 @@ async fn old(stage: &Stage, client: &mut Client) -> Played {
     .await
 }
 
-/// A fence stands for a while, and the mover gives up.
+/// A fence is there for a while, and the mover gives up.
 async fn closed(stage: &Stage, client: &mut Client, shard: u16, sql: &str, times: &str) -> Played {
     let mut fence = Fence::prepare(stage.host("db1").await?, shard.into(), "db2").await?;
     fence.close(LONG).await?;

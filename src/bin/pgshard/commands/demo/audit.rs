@@ -21,7 +21,7 @@ pub(super) struct Audit {
     pub(super) complaints: Vec<String>,
 }
 
-/// A row as it stands in a database.
+/// A row as it is in a database.
 struct Found {
     host: HostName,
     shard: ShardId,

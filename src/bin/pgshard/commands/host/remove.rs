@@ -50,7 +50,7 @@ pub(crate) async fn remove(
     {
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
-    // Somebody may have moved a shard there while the question stood.
+    // Somebody may have moved a shard there while the question was open.
     unneeded(&config, &name).await?;
     // Before the config is written: a host that the others know and no config names is an alarm.
     let hosts: Vec<_> = config

@@ -145,7 +145,7 @@ impl Picture {
         let mut out = String::new();
         let label = self.shards.saturating_sub(1).to_string().len();
         let room = columns.saturating_sub(label + 2);
-        // Powers of two, so that what stands below each other is easy to count.
+        // Powers of two, so that what is below each other is easy to count.
         let per_row = [256, 128, 64, 32]
             .into_iter()
             .find(|width| *width <= room)

@@ -24,7 +24,7 @@ pub(super) struct Shape {
 /// Whether the server makes JSON or text of the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrapped {
-    /// The query stands in another.
+    /// The query is within another.
     Yes,
     /// The query is an EXPLAIN, which can stand in no other: lines of text.
     No,
