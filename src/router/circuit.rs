@@ -4,8 +4,8 @@
 //! the circuit. From then on calls fail at once, also those that wait already, and a task tries to
 //! connect again, with growing pauses. What a try finds out counts for all calls.
 //!
-//! Invariant: a host that answers again is used again within the longest of [`Circuit::PAUSES`] and the time of
-//! one try. No try is made while nobody calls. An error that the server itself gave does not open
+//! Invariant: a host that answers again is used again within the longest of [`Circuit::PAUSES`] and
+//! the time of one try. No try is made while nobody calls. An error that the server itself gave does not open
 //! the circuit, because the server was reached.
 
 use std::sync::Arc;

@@ -126,8 +126,8 @@ pub enum Corruption {
 /// The failpoint at which [`Corruption`] is done.
 const IN_A_CHANGE: &str = "in a change";
 
-/// Only changes with this value in a row, old or new, are corrupted: a test writes it once the shard
-/// is verified.
+/// Only changes with this value in a row, old or new, are corrupted: a test writes it once the
+/// shard is verified.
 pub(crate) const TRIGGER_VALUE: &str = "failpoint";
 
 /// What [`Corruption::Alter`] replaces it with.

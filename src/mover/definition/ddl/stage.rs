@@ -45,7 +45,8 @@ pub enum Stage {
     Grant,
 }
 
-/// When a statement of [`Creation::after_data`](super::Creation::after_data) is run while changes are applied to the target.
+/// When a statement of [`Creation::after_data`](super::Creation::after_data) is run while changes
+/// are applied to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Online {
     /// As soon as the rows are there: changes find their rows by the primary key, and non-unique

@@ -3,7 +3,8 @@
 //!
 //! Before the fence, publication and slot are created at the target ([`stream`]). When the target
 //! has opened, the old copy is prepared to take changes
-//! ([`old_copy`](crate::mover::step::old_copy)), and [`old_copies`] applies them while its command runs.
+//! ([`old_copy`](crate::mover::step::old_copy)), and [`old_copies`] applies them while its command
+//! runs.
 //! A rollback is a move of its own in the other direction. Its copy and slot exist already: it
 //! catches up, compares, fences and opens as every online move does.
 //!
