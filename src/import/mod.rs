@@ -1,8 +1,8 @@
 //! Bringing the tables of one database into shards. So far this only finds out whether it can be
 //! done: [`assess`] reads a database and judges it.
 //!
-//! [`read`] and [`sample`] make [`facts`], [`decide`] says what becomes of each table, and
-//! [`judge`] what stands in the way; both are pure. [`statements`] reads what the application
+//! `read` and `sample` make `facts`, `decide` says what becomes of each table, and
+//! `judge` what stands in the way; both are pure. `statements` reads what the application
 //! sends.
 //!
 //! Invariant: nothing is written. The session is read-only, waits for a lock for a second at most,
