@@ -68,9 +68,11 @@ def _part(queryset: Any, name: str, wanted: Any, at: int) -> Part:
     default, one.default = wanted.default, None
     asked = {f"pgshard_{at}": one}
     if kind is Avg:
+        # From Django 6.0 on an aggregate wraps its filter.
+        condition = getattr(wanted.filter, "condition", wanted.filter)
         asked = {
-            f"pgshard_{at}": Sum(source, filter=wanted.filter),
-            f"pgshard_{at}_count": Count(source, filter=wanted.filter),
+            f"pgshard_{at}": Sum(source, filter=condition),
+            f"pgshard_{at}_count": Count(source, filter=condition),
         }
     return Part(name, kind, asked, default, field)
 
