@@ -100,9 +100,9 @@ impl Lookup<'_> {
 
     /// Gives every row its entry, shard by shard, and then makes the look-up complete, so that
     /// `find` answers. Writers may continue; a shard that is covered already is not read, so a call
-    /// that was interrupted is made again. Nothing is decided about duplicates: they are listed,
-    /// and
-    /// the look-up stays as it is until the next call finds none.
+    /// that was interrupted is made again. Nothing is decided about duplicates: they are listed, and
+    /// the look-up stays as it is until the next call finds none. A row that changes its value
+    /// during the call may be listed as one, too.
     ///
     /// `progress` is called after each shard.
     ///

@@ -178,8 +178,8 @@ impl Pool {
         }
     }
 
-    /// Waits for a connection. A statement on `shard` gets the shard's favourite if that is idle,
-    /// or soon will be.
+    /// Waits for a connection. Where not all statements fit on each connection, a statement on
+    /// `shard` gets the shard's favourite if that is idle, or soon will be.
     ///
     /// # Cancel safety
     /// The slot is free again when the future is dropped.

@@ -12,7 +12,8 @@ use super::{MoveMode, Pace};
 #[command(after_help = "\
 Shows every host before and after, and asks for confirmation. A host's share is its weight in the \
 config relative to the others'; max_shards, max_bytes and [rebalance] there are never violated. \
-Nothing is moved while the fullest host is within the threshold. Moves run in waves: one group of shards out of a host, \
+Nothing is moved while the fullest host is within the threshold. Moves run in waves: one group of \
+shards out of a host, \
 and one in.
 
 A second run finishes moves that were interrupted, then makes a new plan from what the hosts have. \

@@ -177,7 +177,8 @@ pub(crate) struct Bootstrap {
     /// repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
-    /// The rows of this host are lost permanently: create its shards again, without any; a host that the
+    /// The rows of this host are lost permanently: create its shards again, without any; a host
+    /// that the
     /// config does not name is forgotten by the others. Can be repeated
     #[arg(long, value_name = "HOST", value_parser = host_name)]
     pub(crate) lost: Vec<HostName>,
@@ -196,7 +197,8 @@ fn host_name(text: &str) -> Result<HostName, String> {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 {shard} stands for the name of the shard's schema, in strings too (schemaname = '{shard}'), \
-{shard_id} for its number; {{shard}} is the text {shard} itself. The query runs in a READ ONLY transaction on each shard, \
+{shard_id} for its number; {{shard}} is the text {shard} itself. The query runs in a READ ONLY \
+transaction on each shard, \
 eight shards of a host at a time. With --json each shard is one line, written as soon as it is \
 there; every bigint in it is a string, since it may be an ID, and so is every whole number of a \
 row that has \
@@ -224,7 +226,8 @@ host that has shards is measured by itself, by hand (a prepared statement on a c
 through the router, turn by turn: opening a connection, one call at a time, all connections busy. \
 Then one call over up to 1000 shards, compared with a loop. It keeps that many connections of each \
 host busy for twice the seconds and loads hosts and network, which other users will notice. A \
-host's url is used, also where routers have a router_url. Hosts that cannot be measured are named, and the \
+host's url is used, also where routers have a router_url. Hosts that cannot be measured are \
+named, and the \
 exit code is 8, or 1 if none could.
 
 Examples:

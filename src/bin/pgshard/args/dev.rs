@@ -129,7 +129,8 @@ pub(crate) enum ConformanceCommand {
 #[command(after_help = "\
 Starts two throwaway servers, as `pgshard demo` does, and starts the client for each scene. The \
 client reads a line of JSON from its stdin and responds with one on its stdout, by \
-docs/protocol.md. PGSHARD_CONFIG is set for it. What it did is judged by the rows. Exit code 1 if it fails anywhere.
+docs/protocol.md. PGSHARD_CONFIG is set for it. What it did is judged by the rows. Exit code 1 if \
+it fails anywhere.
 
 Examples:
   pgshard conformance serve -- python3 examples/conformance/client.py

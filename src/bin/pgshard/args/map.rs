@@ -143,7 +143,8 @@ pub(crate) enum MapFormat {
 /// Rebuild the map from the hosts' rows, and publish it
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The hosts are the truth, the map is a hint. Shows what changes and asks for confirmation. A host that \
+The hosts are the truth, the map is a hint. Shows what changes and asks for confirmation. A host \
+that \
 does not respond keeps the shards that it has in the map. Nothing is published if another map was \
 published in the meantime.
 

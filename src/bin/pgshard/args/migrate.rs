@@ -183,13 +183,15 @@ for \
 the first and the last key of a range, both of them in it. Each range is a transaction, short, \
 with the \
 record of how far it is; the record is a row of the shard itself and moves with it. So each range \
-is run once, whatever process is killed. A range has as many keys as take --range-ms. Rows that were added since \
+is run once, whatever process is killed. A range has as many keys as take --range-ms. Rows that \
+were added since \
 it was \
 begun, with higher keys, are not gone through: let the application write them as they should be \
 first.
 
 Shards that move in the meantime are continued on their new host. A shard that fails is named and \
-the others continue: exit code 8; run it again for what is left. A statement that was edited since it \
+the others continue: exit code 8; run it again for what is left. A statement that was edited \
+since it \
 was begun is refused: exit code 4. The first backfill makes the table pgshard_backfill in each \
 shard, as a migration would. After that, shards that were moved can no longer be rolled back.
 

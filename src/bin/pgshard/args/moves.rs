@@ -13,7 +13,8 @@ use crate::values;
 /// Move shards to another host, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Where the source has wal_level = logical (from PostgreSQL 19 on: replica), a shard stays open while it is copied, and is closed for \
+Where the source has wal_level = logical (from PostgreSQL 19 on: replica), a shard stays open \
+while it is copied, and is closed for \
 some \
 milliseconds at the end; elsewhere, and with --mode blocking, it is closed while it is copied. Its \
 callers \
@@ -323,7 +324,8 @@ pub(crate) struct MovesRollback {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 The snapshots of the move's end are lost by then. So it can only name the tables that are the same \
-on both hosts now, and those that differ although they have not been written to since. A table that \
+on both hosts now, and those that differ although they have not been written to since. A table \
+that \
 was \
 written to since is named as not audited. Exit code 6 if something differs, 8 if something could \
 not \

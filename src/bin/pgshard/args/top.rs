@@ -7,7 +7,8 @@ use clap::Args as ArgGroup;
 #[command(after_help = "\
 Reads every host twice and shows what happened in between. Statements come from the extension \
 pg_stat_statements, without literals and summed over all shards, with {shard} in the place of the \
-schema; hosts without the extension are named. Counters of rows reach PostgreSQL's statistics up to \
+schema; hosts without the extension are named. Counters of rows reach PostgreSQL's statistics up \
+to \
 a second late. The monitoring role of `pgshard rights --for monitor` is enough.
 
 Examples:
