@@ -36,6 +36,7 @@ mod lookup_problem;
 mod metrics;
 mod migrated;
 mod nesting;
+mod next_ids;
 mod opener;
 mod options;
 mod origin;
@@ -64,6 +65,7 @@ mod stale;
 mod statement_class;
 mod statements;
 mod stream;
+mod target;
 mod transaction;
 mod unnamed;
 #[cfg(test)]

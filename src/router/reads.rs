@@ -203,7 +203,7 @@ impl Reads<'_> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         self.shard.checked()?;
-        let call = Call::new(self.shard, call_span!("pgshard.statement", self.shard.id()));
+        let call = Call::new(self.shard.target(), call_span!("pgshard.statement", self.shard.id()));
         let result = call
             .limited(Box::pin(self.run_to_end(sql, params, &call)).as_mut())
             .await;

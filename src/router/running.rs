@@ -15,7 +15,7 @@ use super::answer::{Answer, FirstRow, unsupported};
 use super::call::CallFailure;
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
-use super::handle::{NEXT_IDS, reserved};
+use super::next_ids::{NEXT_IDS, reserved};
 use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::queries::{Misfit, query_methods};
