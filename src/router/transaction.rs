@@ -9,14 +9,15 @@ use tokio_postgres::error::SqlState;
 
 use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
+use super::lease::Lease;
 use super::nesting;
 use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
 use super::recover::{Next, Recovery};
 use super::running::{ClosedTransaction, TableNaming, Transaction};
-use super::session::{Lease, Prepare};
 use super::stale::MoveSignal;
+use super::statements::Prepare;
 use super::target::Target;
 use crate::map::HostName;
 use crate::pg::{quote_ident, state};
@@ -121,9 +122,7 @@ impl<'r> TransactionBuilder<'r> {
             call.tries();
             let place = inner.place(shard)?;
             let host = || place.host.name.clone();
-            let mut lease = place
-                .lease_of(self.target.lane, shard, Use::Longer)
-                .await?;
+            let mut lease = place.lease_of(self.target.lane, shard, Use::Longer).await?;
             let began = Instant::now();
             if let Err(source) = lease.begin(&self.begin()).await {
                 // The connection was dead before anything was done.
@@ -142,7 +141,8 @@ impl<'r> TransactionBuilder<'r> {
             } else {
                 TableNaming::InFull
             };
-            let transaction = Transaction::new(self.target.router, shard, &place, lease, (prepare, named));
+            let transaction =
+                Transaction::new(self.target.router, shard, &place, lease, (prepare, named));
             // However this ends, a clone of the transaction is of no use afterwards.
             let last = transaction.guard();
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
