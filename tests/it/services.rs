@@ -706,8 +706,9 @@ on_each_version! {
 }
 
 /// What some service or other is known, or said, not to provide.
-const LACKING: [&str; 11] = [
+const LACKING: [&str; 12] = [
     "pg_get_userbyid",
+    "pg_logical_emit_message",
     "pg_control_system",
     "pg_create_logical_replication_slot",
     "pg_current_wal_insert_lsn",
