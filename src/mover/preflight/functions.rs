@@ -49,6 +49,7 @@ const FUNCTIONS: &[(&str, Needed)] = &[
     ("pg_logical_emit_message", Needed::Always),
     ("pg_notify", Needed::Always),
     ("pg_prepared_xact", Needed::Always),
+    ("pg_relation_size", Needed::Always),
     ("pg_sequence_last_value", Needed::Always),
     ("pg_stat_get_activity", Needed::Always),
     ("pg_terminate_backend", Needed::Always),
