@@ -67,6 +67,10 @@ const FUNCTIONS: &[(&str, Needed)] = &[
     ("pg_current_wal_lsn", Needed::Better(WHICH_SERVER)),
     ("pg_walfile_name", Needed::Better(WHICH_SERVER)),
     (
+        "pg_relation_filenode",
+        Needed::Better("no move's rows are compared after it, until it is granted"),
+    ),
+    (
         "pg_stat_get_wal_senders",
         Needed::Better("free walsenders and standbys are not counted"),
     ),

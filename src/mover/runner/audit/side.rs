@@ -201,11 +201,10 @@ impl Side {
         bytes: u64,
         until: Instant,
     ) -> Result<Option<String>, Error> {
-        // `regclass` reads the present catalogs, not the snapshot: a renamed table is found under its
-        // new name. Of a table that no longer exists it prints the number, and no name looks so: a
-        // name of digits is quoted. (pg_relation_filenode would do, where a service provides it.)
+        // Both functions use the present catalogs, not the snapshot: a renamed table is found under
+        // its new name.
         let sql = format!(
-            "{}; {}; SELECT CASE WHEN {oid}::regclass::text <> '{oid}' THEN \
+            "{}; {}; SELECT CASE WHEN pg_relation_filenode({oid}) IS NOT NULL THEN \
                 {oid}::regclass::text END",
             Self::begin_sql(until),
             set_workers(bytes),
