@@ -2,7 +2,8 @@
 
 use tokio_postgres::error::SqlState;
 
-use crate::router::{Error, LookupProblem};
+use crate::map::HostName;
+use crate::router::{Error, LookupProblem, Router};
 use crate::shard::ShardId;
 use crate::values::{Definition, Values};
 
@@ -17,42 +18,6 @@ pub(super) fn problem(definition: &Definition, problem: LookupProblem) -> Error 
         lookup: definition.name.clone(),
         problem,
     }
-}
-
-/// Another call has the value for now.
-pub(super) fn busy(definition: &Definition) -> Error {
-    Error::Busy {
-        lookup: definition.name.clone(),
-    }
-}
-
-/// Where the shard has no tables of look-ups, the server does not know their names.
-pub(super) fn or_not_installed(
-    definition: &Definition,
-    shard: ShardId,
-) -> impl Fn(Error) -> Error + '_ {
-    move |error| match error.code() {
-        Some(&SqlState::UNDEFINED_TABLE) => not_installed(definition, shard),
-        _ => error,
-    }
-}
-
-/// Checks what a shard knows of the look-up: its definition.
-pub(super) fn checked(
-    definition: &Definition,
-    shard: ShardId,
-    recorded: String,
-) -> Result<(), Error> {
-    let config = definition.to_text();
-    if recorded == config {
-        return Ok(());
-    }
-    let other = LookupProblem::OtherDefinition {
-        shard,
-        recorded,
-        config,
-    };
-    Err(problem(definition, other))
 }
 
 /// Checks that the values are of the types of the columns, as the shard knows them.
@@ -72,7 +37,51 @@ pub(super) fn fitting(
     Err(problem(definition, other))
 }
 
-/// The shard has no such look-up.
-pub(super) fn not_installed(definition: &Definition, shard: ShardId) -> Error {
-    problem(definition, LookupProblem::NotInstalled { shard })
+/// A look-up in one shard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) definition: &'a Definition,
+    pub(super) router: &'a Router,
+    pub(super) shard: ShardId,
+}
+
+impl Place<'_> {
+    /// What is wrong with the look-up in this shard.
+    pub(super) fn problem(self, at: impl FnOnce(ShardId, HostName) -> LookupProblem) -> Error {
+        let (shard, map) = (self.shard, self.router.map());
+        match map.host(shard) {
+            Some(host) => problem(self.definition, at(shard, host.clone())),
+            None => Error::NoSuchShard {
+                shard,
+                shards: map.shards(),
+            },
+        }
+    }
+
+    /// The shard has no such look-up.
+    pub(super) fn not_installed(self) -> Error {
+        self.problem(|shard, host| LookupProblem::NotInstalled { shard, host })
+    }
+
+    /// Where the shard has no tables of look-ups, the server does not know their names.
+    pub(super) fn or_not_installed(self, error: Error) -> Error {
+        match error.code() {
+            Some(&SqlState::UNDEFINED_TABLE) => self.not_installed(),
+            _ => error,
+        }
+    }
+
+    /// Checks what the shard knows of the look-up: its definition.
+    pub(super) fn checked(self, recorded: String) -> Result<(), Error> {
+        let config = self.definition.to_text();
+        if recorded == config {
+            return Ok(());
+        }
+        Err(self.problem(|shard, host| LookupProblem::OtherDefinition {
+            shard,
+            host,
+            recorded,
+            config,
+        }))
+    }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use futures_util::stream::{StreamExt, TryStreamExt};
 use tokio_postgres::Row;
 
-use super::answer::{checked, not_installed, or_not_installed, problem};
 use super::claimer::Wanted;
 use super::lookup::Lookup;
+use super::parameter::Day;
 use super::statements;
 use crate::router::{Error, LookupProblem, Sql};
 use crate::shard::ShardId;
@@ -85,11 +85,11 @@ impl Lookup<'_> {
             .shard(shard)?
             .query_opt_as(statements::state(definition), &[&definition.name])
             .await
-            .map_err(or_not_installed(definition, shard))?;
+            .map_err(|error| self.place(shard).or_not_installed(error))?;
         let Some((recorded, kinds, covered, state, guarded)) = row else {
-            return Err(not_installed(definition, shard));
+            return Err(self.place(shard).not_installed());
         };
-        checked(definition, shard, recorded)?;
+        self.place(shard).checked(recorded)?;
         Ok(ShardState {
             kinds,
             guarded,
@@ -140,11 +140,8 @@ impl Lookup<'_> {
         let states = self.states().await?;
         match states.iter().find(|(_, state)| !state.guarded) {
             Some((shard, _)) => {
-                let shard = *shard;
-                Err(problem(
-                    self.definition(),
-                    LookupProblem::NoTrigger { shard },
-                ))
+                let place = self.place(*shard);
+                Err(place.problem(|shard, host| LookupProblem::NoTrigger { shard, host }))
             }
             None => Ok(states),
         }
@@ -204,7 +201,7 @@ impl Lookup<'_> {
 
     /// A row's key and values.
     fn read(self, shard: ShardId, row: &Row, kinds: &[String]) -> Result<(String, Values), Error> {
-        let unknown = |_| not_installed(self.definition(), shard);
+        let unknown = |_| self.place(shard).not_installed();
         let key: String = row.try_get(0).map_err(unknown)?;
         let mut values = Vec::with_capacity(kinds.len());
         for (at, kind) in kinds.iter().enumerate() {
@@ -212,14 +209,7 @@ impl Lookup<'_> {
             values.push(match kind.as_str() {
                 "integer" => Value::Integer(row.try_get(at).map_err(unknown)?),
                 "uuid" => Value::Uuid(row.try_get(at).map_err(unknown)?),
-                "date" => {
-                    let text: &str = row.try_get(at).map_err(unknown)?;
-                    let date = text.parse().map_err(|_| {
-                        let key = key.clone();
-                        problem(self.definition(), LookupProblem::Value { key })
-                    });
-                    Value::Date(date?)
-                }
+                "date" => Value::Day(row.try_get::<_, Day>(at).map_err(unknown)?.0),
                 _ => Value::Text(row.try_get(at).map_err(unknown)?),
             });
         }

@@ -8,15 +8,16 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::answer::{busy, checked, fitting, kinds, not_installed, or_not_installed, problem};
+use super::answer::{Place, fitting, kinds, problem};
 use super::claims::{Entry, Next, Seen, next};
 use super::parameter::Parameter;
 use super::statements;
 use crate::router::{Error, LookupProblem, Router, Shard, Sql, Transaction};
+use crate::shard::ShardId;
 use crate::values::{Definition, Hash, Values};
 
-/// How long a claimer waits in all.
-const WAIT_MAX: Duration = Duration::from_secs(3);
+/// How long the claims of a call may take in all.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// How long the holder of a claim has to use it before another claimer makes it unusable.
 const GRACE: Duration = Duration::from_secs(2);
@@ -82,18 +83,36 @@ impl<'a> Wanted<'a> {
         router.shard(self.hash.shard(self.definition, router.shards_total()))
     }
 
+    /// Another call has the value for now.
+    pub(super) fn busy(&self, router: &Router, met: Option<&Entry<String, Uuid>>) -> Error {
+        let shard = match met.map(|entry| key_shard(router, &entry.key)) {
+            Some(Some(shard)) => shard,
+            _ => self.hash.shard(self.definition, router.shards_total()),
+        };
+        Error::Busy {
+            lookup: self.definition.name.clone(),
+            key: met.map(|entry| entry.key.clone()),
+            shard,
+        }
+    }
+
     /// Claims the value for a key.
-    pub(super) async fn claim(&self, router: &Router, key: &str) -> Result<Claim, Error> {
-        let deadline = Instant::now() + WAIT_MAX;
+    pub(super) async fn claim(
+        &self,
+        router: &Router,
+        key: &str,
+        deadline: Instant,
+    ) -> Result<Claim, Error> {
         let mut seen = Seen::Nothing;
         // When the claim in the way was made, by the clock of this process.
         let mut made = Instant::now();
         let mut won = None;
         let mut looked = false;
+        let mut met = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(busy(self.definition));
+                return Err(self.busy(router, met.as_ref()));
             }
             let mut stands = |standing: Option<Standing>| match standing {
                 // It was changed while the statement ran.
@@ -110,6 +129,7 @@ impl<'a> Wanted<'a> {
                         .checked_sub(standing.age)
                         .unwrap_or_else(Instant::now);
                     looked = false;
+                    met = Some(standing.entry.clone());
                     Seen::Met(standing.entry)
                 }
             };
@@ -139,7 +159,7 @@ impl<'a> Wanted<'a> {
                     });
                 }
                 Next::Use(_) => {
-                    return won.ok_or_else(|| busy(self.definition));
+                    return won.ok_or_else(|| self.busy(router, met.as_ref()));
                 }
             };
         }
@@ -149,7 +169,10 @@ impl<'a> Wanted<'a> {
     pub(super) async fn enter(&self, router: &Router, key: &str) -> Result<(), Error> {
         match self.insert(router, key, WAIT_MAX).await? {
             Some(standing) if standing.entry.key == key => Ok(()),
-            _ => self.claim(router, key).await.map(drop),
+            _ => {
+                let deadline = Instant::now() + WAIT_MAX;
+                self.claim(router, key, deadline).await.map(drop)
+            }
         }
     }
 
@@ -164,7 +187,7 @@ impl<'a> Wanted<'a> {
         let params: [&(dyn ToSql + Sync); 5] =
             [&self.definition.name, &definition, &hash, &key, &kinds];
         let row = shard.query_opt_as(&statements::claim(), &params).await;
-        self.standing(shard, row)
+        self.standing(router, shard.id(), row)
     }
 
     /// A take that fails returns the entry as it is by now, or nothing if that was not seen.
@@ -186,7 +209,7 @@ impl<'a> Wanted<'a> {
             &claim,
         ];
         let row = shard.query_opt_as(&statements::take(), &params).await;
-        let standing = self.standing(shard, row)?;
+        let standing = self.standing(router, shard.id(), row)?;
         // The statement's snapshot may be older than what it ran into: it may still show the claim
         // that is not there any more.
         Ok(standing.filter(|standing| standing.won || standing.entry.claim != claim))
@@ -202,21 +225,23 @@ impl<'a> Wanted<'a> {
 
     fn standing(
         &self,
-        shard: Shard<'_>,
+        router: &Router,
+        shard: ShardId,
         row: Result<Option<Answer>, Error>,
     ) -> Result<Option<Standing>, Error> {
+        let place = self.place(router, shard);
         let row = match row {
             Ok(row) => row,
             // A statement in REPEATABLE READ has run into a newer entry.
             Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
                 return Ok(None);
             }
-            Err(error) => return Err(or_not_installed(self.definition, shard.id())(error)),
+            Err(error) => return Err(place.or_not_installed(error)),
         };
         let Some((recorded, kinds, key, claim, made_us, age_ms, won)) = row else {
-            return Err(not_installed(self.definition, shard.id()));
+            return Err(place.not_installed());
         };
-        checked(self.definition, shard.id(), recorded)?;
+        place.checked(recorded)?;
         fitting(self.definition, &kinds, &self.values)?;
         let (Some(key), Some(claim)) = (key, claim) else {
             return Ok(None);
@@ -243,7 +268,7 @@ impl<'a> Wanted<'a> {
         params.extend([&hash as &(dyn ToSql + Sync), &entry.claim]);
         let sql = Sql::reading(&statements::look(self.definition));
         let looked = shard.query_one_as(&sql, &params).await;
-        looked.map_err(or_not_installed(self.definition, shard.id()))
+        looked.map_err(|error| self.place(router, shard.id()).or_not_installed(error))
     }
 
     /// Makes the entry's claim unusable, and then looks whether its key has the row. READ
@@ -272,22 +297,27 @@ impl<'a> Wanted<'a> {
             .await;
         killed.map_err(|error| match error.code() {
             Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED) => {
-                busy(self.definition)
+                self.busy(router, Some(entry))
             }
-            _ => or_not_installed(self.definition, shard.id())(error),
+            _ => self.place(router, shard.id()).or_not_installed(error),
         })
     }
 
     /// The shard of an entry's key.
     fn of_key<'r>(&self, router: &'r Router, key: &str) -> Result<Shard<'r>, Error> {
-        let shard = router
-            .key_kind()
-            .shard_of_text(key, router.shards_total())
-            .map_err(|_| {
-                let key = key.to_owned();
-                problem(self.definition, LookupProblem::Key { key })
-            })?;
+        let shard = key_shard(router, key).ok_or_else(|| {
+            let key = key.to_owned();
+            problem(self.definition, LookupProblem::Key { key })
+        })?;
         Ok(router.shard(shard)?.for_claims())
+    }
+
+    fn place<'p>(&'p self, router: &'p Router, shard: ShardId) -> Place<'p> {
+        Place {
+            definition: self.definition,
+            router,
+            shard,
+        }
     }
 
     fn row<'k>(&self, key: &'k str) -> RowParameters<'k> {
@@ -303,6 +333,7 @@ impl<'a> Wanted<'a> {
     /// the transaction must not write the row.
     pub(super) async fn use_in(
         &self,
+        router: &Router,
         tx: &Transaction,
         key: &str,
         claim: Claim,
@@ -318,18 +349,25 @@ impl<'a> Wanted<'a> {
         ];
         let used: Result<Option<(String, bool)>, Error> =
             tx.query_opt_as(&statements::use_claim(), &params).await;
+        let place = self.place(router, tx.shard());
         let (recorded, used) = match used {
             Ok(Some(row)) => row,
-            Ok(None) => return Err(not_installed(self.definition, tx.shard())),
+            Ok(None) => return Err(place.not_installed()),
             // In REPEATABLE READ: it was made unusable a moment ago.
             Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
                 return Ok(false);
             }
-            Err(error) => return Err(or_not_installed(self.definition, tx.shard())(error)),
+            Err(error) => return Err(place.or_not_installed(error)),
         };
-        checked(self.definition, tx.shard(), recorded)?;
+        place.checked(recorded)?;
         Ok(used)
     }
+}
+
+/// The shard of a key that is written as text.
+fn key_shard(router: &Router, key: &str) -> Option<ShardId> {
+    let shards = router.shards_total();
+    router.key_kind().shard_of_text(key, shards).ok()
 }
 
 /// The parameters by which a row is found.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 
-use super::answer::{busy, problem};
-use super::claimer::{Claim, Wanted};
+use super::answer::problem;
+use super::claimer::{Claim, WAIT_MAX, Wanted};
 use crate::router::{Error, LookupProblem, Router, Shard, SqlText, Transaction};
 use crate::shard::Key;
 use crate::values::{Values, key_text};
@@ -138,8 +139,12 @@ impl Claiming<'_> {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
+        let mut left = WAIT_MAX;
         for _ in 0..2 {
-            let claims = self.claim().await?;
+            let began = Instant::now();
+            let claims = self.claim(began + left).await;
+            let claims = claims.map_err(Error::before_the_call)?;
+            left = left.saturating_sub(began.elapsed());
             let ran = self
                 .shard
                 .transaction(|tx: Transaction| {
@@ -159,24 +164,25 @@ impl Claiming<'_> {
             }
         }
         Err(E::from(match self.wanted.first() {
-            Some(wanted) => busy(wanted.definition),
+            Some(wanted) => wanted.busy(self.router, None),
             None => Error::TransactionFailed {
                 shard: self.shard.id(),
             },
         }))
     }
 
-    async fn claim(&self) -> Result<Vec<Claim>, Error> {
+    async fn claim(&self, deadline: Instant) -> Result<Vec<Claim>, Error> {
         let mut claims = Vec::with_capacity(self.wanted.len());
         for wanted in &self.wanted {
-            claims.push(Box::pin(wanted.claim(self.router, &self.key)).await?);
+            let claimed = wanted.claim(self.router, &self.key, deadline);
+            claims.push(Box::pin(claimed).await?);
         }
         Ok(claims)
     }
 
     async fn use_in<E>(&self, tx: &Transaction, claims: &[Claim]) -> Result<(), Ended<E>> {
         for (wanted, claim) in self.wanted.iter().zip(claims) {
-            if !wanted.use_in(tx, &self.key, *claim).await? {
+            if !wanted.use_in(self.router, tx, &self.key, *claim).await? {
                 return Err(Ended::Spent);
             }
         }

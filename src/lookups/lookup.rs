@@ -2,11 +2,11 @@
 
 use std::str::FromStr;
 
-use super::answer::{checked, fitting, not_installed, or_not_installed, problem};
+use super::answer::{Place, fitting, problem};
 use super::claimer::Wanted;
 use super::statements;
 use crate::router::{Error, LookupProblem, Router, Sql};
-use crate::shard::Key;
+use crate::shard::{Key, ShardId};
 use crate::values::{Definition, Values};
 
 /// A look-up of the config; made by [`Router::lookup`].
@@ -42,6 +42,14 @@ impl<'r> Lookup<'r> {
 
     pub(super) fn definition(self) -> &'r Definition {
         self.definition
+    }
+
+    pub(super) fn place(self, shard: ShardId) -> Place<'r> {
+        Place {
+            definition: self.definition,
+            router: self.router,
+            shard,
+        }
     }
 
     /// The key that the value belongs to, or did: read the row by the key *and* the value. `None`
@@ -83,12 +91,12 @@ impl<'r> Lookup<'r> {
                 &[&self.definition.name, &hash],
             )
             .await
-            .map_err(or_not_installed(self.definition, shard))?;
+            .map_err(|error| self.place(shard).or_not_installed(error))?;
         let row: Option<(String, Vec<String>, String, Option<String>)> = row;
         let Some((recorded, kinds, state, key)) = row else {
-            return Err(not_installed(self.definition, shard));
+            return Err(self.place(shard).not_installed());
         };
-        checked(self.definition, shard, recorded)?;
+        self.place(shard).checked(recorded)?;
         fitting(self.definition, &kinds, &wanted.values)?;
         if state != "complete" {
             return Err(problem(self.definition, LookupProblem::NotComplete));

@@ -18,6 +18,7 @@ mod migration;
 mod model;
 mod parameter;
 mod statements;
+mod sweep;
 
 pub use crate::values::{Definition, Fold, Hash, Value, Values};
 pub use build::{Built, Duplicate, ShardState};

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use bytes::BytesMut;
-use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use crate::values::{Fold, Value};
 
@@ -35,6 +35,7 @@ impl ToSql for Parameter {
             Value::Text(text) => text.to_sql(ty, out),
             Value::Uuid(uuid) => uuid.to_sql(ty, out),
             Value::Date(date) => date.to_sql(ty, out),
+            Value::Day(days) => days.to_sql(&Type::INT4, out),
         }
     }
 
@@ -52,4 +53,17 @@ impl ToSql for Parameter {
     }
 
     to_sql_checked!();
+}
+
+/// Any date that PostgreSQL has: days since 2000-01-01, as it sends them.
+pub(super) struct Day(pub(super) i32);
+
+impl<'a> FromSql<'a> for Day {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Day, Box<dyn Error + Sync + Send>> {
+        i32::from_sql(&Type::INT4, raw).map(Day)
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::DATE
+    }
 }

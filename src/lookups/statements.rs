@@ -126,8 +126,7 @@ pub(super) fn state(definition: &Definition) -> String {
     )
 }
 
-/// Every row with a value: its key as text, and the columns. A date comes as text, because
-/// `infinity` is one.
+/// Every row with a value: its key as text, and the columns.
 pub(super) fn rows(definition: &Definition, kinds: &[String]) -> String {
     let columns: Vec<String> = definition
         .columns
@@ -139,8 +138,7 @@ pub(super) fn rows(definition: &Definition, kinds: &[String]) -> String {
         .zip(kinds)
         .map(|(column, kind)| match kind.as_str() {
             "integer" => format!("{column}::bigint"),
-            "uuid" => column.clone(),
-            "date" => format!("pg_catalog.to_jsonb({column}) #>> '{{}}'"),
+            "uuid" | "date" => column.clone(),
             _ => format!("{column}::text"),
         })
         .collect();
@@ -164,3 +162,13 @@ pub(super) const COVERED: &str = "UPDATE {shard}.pgshard_lookup SET covered = tr
 /// Every row of every shard with a value has its entry.
 pub(super) const COMPLETE: &str = "UPDATE {shard}.pgshard_lookup SET state = 'complete' WHERE name \
     = $1::text AND definition = $2::text";
+
+/// Of the next 1000 claims after hash `$2` and claim `$3`, deletes those that were spent more than
+/// 24 hours ago. Returns how many these were, and the last claim that was read.
+pub(super) const SWEEP: &str = "WITH page AS MATERIALIZED (SELECT c.hash, c.claim, c.at FROM \
+    {shard}.pgshard_claim c WHERE c.lookup = $1::text AND (c.hash, c.claim) > ($2::bytea, \
+    $3::uuid) ORDER BY c.hash, c.claim LIMIT 1000), deleted AS (DELETE FROM {shard}.pgshard_claim \
+    c USING page p WHERE c.lookup = $1::text AND c.hash = p.hash AND c.claim = p.claim AND p.at < \
+    pg_catalog.clock_timestamp() - interval '24 hours' RETURNING true) SELECT (SELECT count(*) \
+    FROM deleted), l.hash, l.claim FROM (SELECT) AS one LEFT JOIN (SELECT hash, claim FROM page \
+    ORDER BY hash DESC, claim DESC LIMIT 1) l ON true";

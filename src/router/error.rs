@@ -374,10 +374,18 @@ pub enum Error {
     },
     /// Another call holds the value of a look-up for now: its transaction is open, or was a moment
     /// ago. Nothing of the call has run, and it may be made again.
-    #[error("another call is claiming the value, by the look-up {lookup}: try again")]
+    #[error(
+        "the look-up {lookup}: another call is claiming the value{} (shard {shard}): try again, or \
+            end the transaction that is open there",
+        key.as_ref().map(|key| format!(" for key {key}")).unwrap_or_default()
+    )]
     Busy {
         /// The look-up.
         lookup: String,
+        /// The key that the value is being claimed for. None where that was not seen in time.
+        key: Option<String>,
+        /// The shard of that key; without one, the shard of the value's entry.
+        shard: ShardId,
     },
     /// The look-up cannot be used. Nothing of the call has run.
     #[error("the look-up {lookup} cannot be used: {problem}")]
@@ -579,6 +587,31 @@ impl Error {
             | Error::Decode { may_have_run, .. }
             | Error::Partial { may_have_run, .. } => *may_have_run,
             _ => false,
+        }
+    }
+
+    /// The error of a statement that only prepares a call: nothing of the call itself has run.
+    pub(crate) fn before_the_call(mut self) -> Error {
+        match &mut self {
+            Error::ConnectionLost { may_have_run, .. }
+            | Error::TimedOut { may_have_run, .. }
+            | Error::Statement { may_have_run, .. }
+            | Error::RowCount { may_have_run, .. }
+            | Error::Decode { may_have_run, .. } => *may_have_run = false,
+            _ => {}
+        }
+        match self {
+            Error::InDoubt {
+                shard,
+                host,
+                source,
+            } => Error::ConnectionLost {
+                shard,
+                host,
+                may_have_run: false,
+                source,
+            },
+            other => other,
         }
     }
 

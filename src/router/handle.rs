@@ -12,18 +12,15 @@ use super::answer::{Answer, FirstRow, unsupported};
 use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
-use super::lease::Lease;
-use super::next_ids::{NEXT_IDS, reserved};
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
+use super::session::{Lease, Prepare};
 use super::sql::{Rendered, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
-use super::statements::Prepare;
-use super::target::Target;
 use super::transaction::{TransactionBuilder, TransactionError};
 use crate::map::HostName;
 use crate::pg::state;
@@ -37,7 +34,15 @@ use crate::shard::{KeyKind, ShardId};
 /// not longer than [`Options::retry_for`](super::Options::retry_for) and the time that the
 /// statement itself takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Shard<'r>(Target<'r>);
+pub struct Shard<'r> {
+    router: &'r Router,
+    id: ShardId,
+    /// The kind of the key that the handle was made from.
+    key: KeyKind,
+    /// How long a call may take.
+    limit: Option<Duration>,
+    lane: Lane,
+}
 
 impl<'r> Shard<'r> {
     pub(super) fn new(router: &'r Router, id: ShardId) -> Shard<'r> {
@@ -45,13 +50,13 @@ impl<'r> Shard<'r> {
     }
 
     pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
-        Shard(Target {
+        Shard {
             router,
-            shard: id,
+            id,
             key,
             limit: router.inner().options.statement_timeout,
             lane: Lane::Work,
-        })
+        }
     }
 
     /// The same shard, for calls that may take this long instead of
@@ -60,50 +65,74 @@ impl<'r> Shard<'r> {
     /// [`Error::TimedOut`], and what it had sent is cancelled.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
-        self.0.limit = Some(limit);
+        self.limit = Some(limit);
         self
     }
 
     /// The same shard, for calls on the connections that are kept for claims.
     pub(crate) fn for_claims(mut self) -> Shard<'r> {
-        self.0.lane = Lane::Claims;
+        self.lane = Lane::Claims;
         self
     }
 
-    pub(super) fn target(self) -> Target<'r> {
-        self.0
+    /// Which connections its calls use.
+    pub(super) fn lane(self) -> Lane {
+        self.lane
+    }
+
+    /// How long a call may take.
+    pub(super) fn limit(self) -> Option<Duration> {
+        self.limit
     }
 
     /// The error of a call that was given up at its limit.
     pub(crate) fn timed_out(self, limit: Duration, may_have_run: bool) -> Error {
-        self.0.timed_out(limit, may_have_run)
+        let place = match self.router.inner().place(self.id) {
+            Ok(place) => place,
+            Err(error) => return error,
+        };
+        // The calls that follow must know whether the statement was slow or the host is gone.
+        place.host.circuit.doubt();
+        Error::TimedOut {
+            shard: self.id,
+            host: place.host.name.clone(),
+            limit_ms: limit.as_millis(),
+            may_have_run,
+        }
     }
 
     /// Checks that the handle was made from a key of the cluster's kind.
     pub(super) fn checked(self) -> Result<(), Error> {
-        self.0.checked()
+        let cluster = self.router.key_kind();
+        if self.key == cluster {
+            Ok(())
+        } else {
+            Err(Error::WrongKey {
+                given: self.key,
+                cluster,
+            })
+        }
     }
 
     pub(super) fn router(self) -> &'r Router {
-        self.0.router
+        self.router
     }
 
     /// The shard's number.
     pub fn id(self) -> ShardId {
-        self.0.shard
+        self.id
     }
 
     /// The name of the shard's schema, not quoted.
     pub fn schema(self) -> String {
-        self.0.schema()
+        self.router.prefix().schema(self.id)
     }
 
     /// The host that serves the shard now, as far as the router knows.
     pub fn host(self) -> HostName {
-        self.0
-            .router
+        self.router
             .inner()
-            .host_name(self.0.shard)
+            .host_name(self.id)
             .expect("a handle is only made for a shard that the cluster has")
     }
 
@@ -121,11 +150,11 @@ impl<'r> Shard<'r> {
     }
 
     fn misfit(self, sql: &SqlText<'_>) -> Misfit {
-        let sql = self.0.router.inner().sql.read(sql);
+        let sql = self.router.inner().sql.read(sql);
         Misfit {
-            shard: self.0.shard,
+            shard: self.id,
             host: self.host(),
-            may_have_run: !self.0.router.only_reads(&sql),
+            may_have_run: !self.router.only_reads(&sql),
         }
     }
 
@@ -235,7 +264,7 @@ impl<'r> Shard<'r> {
 
     /// A transaction with an isolation level, or read-only.
     pub fn build_transaction(self) -> TransactionBuilder<'r> {
-        TransactionBuilder::new(self.0)
+        TransactionBuilder::new(self.router, self)
     }
 
     /// A connection to the host that serves the shard now, for what this library does not cover:
@@ -256,7 +285,7 @@ impl<'r> Shard<'r> {
     /// Nothing is lost when the future is dropped.
     pub async fn client(self) -> Result<RawClient, Error> {
         self.checked()?;
-        let call = Call::new(self.0, call_span!("pgshard.client", self.0.shard));
+        let call = Call::new(self, call_span!("pgshard.client", self.id));
         let result = self.lend(&call).await;
         call.ended(&result, CallFailure::of);
         result
@@ -264,12 +293,12 @@ impl<'r> Shard<'r> {
 
     async fn lend(self, call: &Call<'_>) -> Result<RawClient, Error> {
         call.tries();
-        let place = self.0.router.inner().place(self.0.shard)?;
-        let lease = place.lease(self.0.shard, Use::Longer).await?;
+        let place = self.router.inner().place(self.id)?;
+        let lease = place.lease(self.id, Use::Longer).await?;
         call.answered_by(place.host.clone());
         Ok(RawClient::new(
             lease,
-            self.0.shard,
+            self.id,
             place.host.name.clone(),
             self.schema(),
         ))
@@ -281,7 +310,7 @@ impl<'r> Shard<'r> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         self.checked()?;
-        let call = Call::new(self.0, call_span!("pgshard.statement", self.0.shard));
+        let call = Call::new(self, call_span!("pgshard.statement", self.id));
         let result = call
             .limited(pin!(self.run_to_end(sql, params, &call)))
             .await;
@@ -306,8 +335,8 @@ impl<'r> Shard<'r> {
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
     ) -> Result<(A, Option<Lease>), Error> {
-        let inner = self.0.router.inner();
-        let shard = self.0.shard;
+        let inner = self.router.inner();
+        let shard = self.id;
         let sql = inner.sql.read(sql);
         let kind = sql.class();
         if matches!(
@@ -335,7 +364,7 @@ impl<'r> Shard<'r> {
         loop {
             call.tries();
             let place = inner.place(shard)?;
-            let mut lease = place.lease_of(self.0.lane, shard, Use::Statement).await?;
+            let mut lease = place.lease_of(self.lane, shard, Use::Statement).await?;
             let began = Instant::now();
             call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {
@@ -422,4 +451,12 @@ impl<'r> Shard<'r> {
             }
         }
     }
+}
+
+pub(super) const NEXT_IDS: &str = "SELECT id FROM {shard}.next_ids($1) AS id";
+
+/// The argument of `next_ids`. A count that does not fit is too large anyway, and the server says
+/// so.
+pub(super) fn reserved(count: u32) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
 }

@@ -1,5 +1,6 @@
 //! Why a look-up cannot be used as it was.
 
+use crate::map::HostName;
 use crate::shard::ShardId;
 
 /// Why a look-up cannot be used. Nothing of the call has run.
@@ -11,18 +12,22 @@ pub enum LookupProblem {
     Undefined,
     /// The shard does not have its tables.
     #[error(
-        "shard {shard} does not have it: write its migration by `pgshard lookups migration NAME`, \
-            and run `pgshard migrate up`"
+        "shard {shard} on host {host} does not have it: write its migration by `pgshard lookups \
+            migration NAME`, and run `pgshard migrate up`"
     )]
     NotInstalled {
         /// The shard.
         shard: ShardId,
+        /// Its host.
+        host: HostName,
     },
     /// The shard has it with another definition than the config.
-    #[error("shard {shard} has it as {recorded:?}, and the config says {config:?}")]
+    #[error("shard {shard} on host {host} has it as {recorded:?}, and the config says {config:?}")]
     OtherDefinition {
         /// The shard.
         shard: ShardId,
+        /// Its host.
+        host: HostName,
         /// The definition there.
         recorded: String,
         /// The config's.
@@ -46,16 +51,15 @@ pub enum LookupProblem {
     )]
     NotComplete,
     /// The shard does not refuse rows that were not claimed.
-    #[error("its trigger in shard {shard} is missing or disabled: create it, or enable it")]
+    #[error(
+        "its trigger in shard {shard} on host {host} is missing or disabled: create it by the \
+            look-up's migration, or enable it by ALTER TABLE … ENABLE TRIGGER"
+    )]
     NoTrigger {
         /// The shard.
         shard: ShardId,
-    },
-    /// A value that the library cannot represent, such as the date `infinity`.
-    #[error("the value of key {key:?} cannot be looked up")]
-    Value {
-        /// The key that has the value.
-        key: String,
+        /// Its host.
+        host: HostName,
     },
     /// A key that no column can hold, or that cannot be read as the wanted type.
     #[error("the key {key:?} cannot be used")]

@@ -16,12 +16,11 @@ use tokio_postgres::Row as SqlRow;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::endpoint::Endpoint;
 use super::error::LookUpError;
-use super::lease::Lease;
+use super::host::Host;
+use super::session::{Lease, Prepare};
 use super::sql::{Rendered, Sql};
 use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, Row};
-use super::statements::Prepare;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
@@ -139,7 +138,7 @@ impl OwnershipLookups {
     /// still wanted.
     pub(super) async fn ask(
         &self,
-        host: &Endpoint,
+        host: &Host,
         shard: ShardId,
         signal: MoveSignal,
     ) -> Result<LookUpResult, Arc<LookUpError>> {
@@ -207,7 +206,7 @@ impl OwnershipLookups {
     /// since then. True if this call did it.
     pub(super) async fn mend(
         &self,
-        host: &Endpoint,
+        host: &Host,
         shard: ShardId,
         seen: Instant,
         mend: Mend,
@@ -234,7 +233,7 @@ impl OwnershipLookups {
 }
 
 async fn look_up(
-    host: &Endpoint,
+    host: &Host,
     shards: &[ShardId],
 ) -> Result<Vec<(ShardId, OwnershipLookup)>, LookUpError> {
     let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
@@ -250,9 +249,7 @@ async fn look_up(
             Ok(rows) => return rows.iter().map(read).collect(),
             // A connection may have died while it was idle, which only its use shows. Once the idle
             // ones were tried, the next is new.
-            Err(failed)
-                if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
-            {
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => {
                 lease.discard()
             }
             Err(failed) => return Err(LookUpError::Statement(failed.error)),
@@ -260,7 +257,7 @@ async fn look_up(
     }
 }
 
-async fn act(host: &Endpoint, shard: ShardId, mend: Mend) -> Result<bool, LookUpError> {
+async fn act(host: &Host, shard: ShardId, mend: Mend) -> Result<bool, LookUpError> {
     let mut lease = host.control().await?;
     let acted = act_on(&mut lease, shard.as_i32(), mend).await;
     if acted.is_err() {

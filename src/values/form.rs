@@ -18,6 +18,9 @@ pub enum Value {
     Uuid(Uuid),
     /// Of `date`.
     Date(jiff::civil::Date),
+    /// Of `date`, and any that PostgreSQL has: days since 2000-01-01. `i32::MAX` is `infinity`,
+    /// `i32::MIN` is `-infinity`.
+    Day(i32),
 }
 
 impl Value {
@@ -27,7 +30,7 @@ impl Value {
             Value::Integer(_) => "integer",
             Value::Text(_) => "text",
             Value::Uuid(_) => "uuid",
-            Value::Date(_) => "date",
+            Value::Date(_) | Value::Day(_) => "date",
         }
     }
 
@@ -38,18 +41,45 @@ impl Value {
             Value::Text(text) => text.clone(),
             Value::Uuid(uuid) => uuid.hyphenated().to_string(),
             Value::Date(date) => {
-                // There is no year 0: before 1 comes 1 BC.
-                let (year, era) = match date.year() {
-                    year @ 1.. => (i32::from(year), ""),
-                    year => (1 - i32::from(year), " BC"),
-                };
-                format!("{year:04}-{:02}-{:02}{era}", date.month(), date.day())
+                let (month, day) = (date.month().into(), date.day().into());
+                date_form(date.year().into(), month, day)
+            }
+            Value::Day(i32::MAX) => "infinity".to_owned(),
+            Value::Day(i32::MIN) => "-infinity".to_owned(),
+            Value::Day(days) => {
+                let (year, month, day) = civil(i64::from(*days));
+                date_form(year, month, day)
             }
         };
         match fold {
             Fold::None => form,
             Fold::Ascii => form.to_ascii_lowercase(),
         }
+    }
+}
+
+/// A date as PostgreSQL writes it. There is no year 0: before 1 comes 1 BC.
+fn date_form(year: i64, month: i64, day: i64) -> String {
+    let (year, era) = match year {
+        1.. => (year, ""),
+        _ => (1 - year, " BC"),
+    };
+    format!("{year:04}-{month:02}-{day:02}{era}")
+}
+
+/// Year, month and day of a number of days since 2000-01-01. Years begin in March here, so that the
+/// day that only some of them have is their last one; 400 of them have 146,097 days.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days - 60;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let year = 2000 + 400 * era + year;
+    match month {
+        0..10 => (year, month + 3, day),
+        _ => (year + 1, month - 9, day),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pgshard::lookups::migration;
+use pgshard::lookups::{Definition, Value, migration};
 use pgshard::router::{Error, LookupProblem};
 
 use super::support::World;
@@ -90,6 +90,35 @@ on_each_version! {
         assert!(matches!(&taken, Error::Taken { key, .. } if key == "7"), "{taken}");
     }
 
+    /// Dates that no calendar of the library has, and that it compares all the same.
+    async fn every_date_of_postgresql_is_looked_up(version) {
+        let table = "CREATE TABLE {shard}.days (id bigint PRIMARY KEY, day date UNIQUE)";
+        let world = World::with_tables(&[version], 4, &[("0001_days.sql", table)]).await;
+        define(&world, "[lookups.days]\ntable = \"days\"\ncolumns = [\"day\"]\nkey = \"id\"\n");
+        let router = world.router().await;
+        let days = ["infinity", "-infinity", "0044-03-15 BC", "4713-01-01 BC", "12345-06-07",
+            "2000-02-29", "1999-12-31"];
+        let insert = "INSERT INTO {shard}.days VALUES ($1, $2::text::date)";
+        for (id, day) in (0_i64..).zip(days) {
+            router.by_key(id).execute(insert, &[&id, &day]).await.unwrap();
+        }
+        let days_up = migration(&Definition::new("days", "days", ["day"], "id"));
+        world.write("migrations/0002_days.sql", &days_up);
+        world.run(&["migrate", "up"]).await.ended(0);
+        world.run(&["lookups", "build", "days"]).await.ended(0);
+        let lookup = router.lookup("days").unwrap();
+        let find = async |value| lookup.find::<i64>(value).await.unwrap();
+        assert_eq!(find(Value::Day(i32::MAX)).await, Some(0));
+        assert_eq!(find(Value::Day(i32::MIN)).await, Some(1));
+        assert_eq!(find(Value::Date(jiff::civil::date(-43, 3, 15))).await, Some(2));
+        assert_eq!(find(Value::Date(jiff::civil::date(2000, 2, 29))).await, Some(5));
+        assert_eq!(find(Value::Day(-1)).await, Some(6));
+        // They are claimed, and refused, like all others.
+        let claim = router.claiming(9_i64, [("days", Value::Day(i32::MAX))]).unwrap();
+        let taken = claim.execute(insert, &[&9_i64, &"infinity"]).await.unwrap_err();
+        assert!(matches!(&taken, Error::Taken { key, .. } if key == "0"), "{taken}");
+    }
+
     /// A shard without its trigger may get rows that no entry leads to.
     async fn nothing_is_complete_without_its_trigger(version) {
         let world = world(&[version], 4).await;
@@ -98,7 +127,7 @@ on_each_version! {
         client.batch_execute(disable).await.unwrap();
         let refused = world.run(&["lookups", "build", "emails"]).await;
         refused.ended(1);
-        assert!(refused.stderr.contains("in shard 2 is missing or disabled"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("in shard 2 on host db1 is missing or disabled"), "{}", refused.stderr);
         client.batch_execute(&disable.replace("DISABLE", "ENABLE")).await.unwrap();
         world.run(&["lookups", "build", "emails"]).await.ended(0);
         world.run(&["lookups", "status"]).await.ended(0);

@@ -88,11 +88,11 @@ on_each_version! {
                 .batch_execute(&format!(
                     "CREATE TABLE {table} (n int PRIMARY KEY, a text {collation}, b varchar \
                     {collation}, i bigint, \
-                        s smallint, u uuid, d date)"
+                        s smallint, u uuid, d date, e date)"
                 ))
                 .await
                 .unwrap();
-            let columns = ["a", "b", "i", "s", "u", "d"];
+            let columns = ["a", "b", "i", "s", "u", "d", "e"];
             let mut all = Vec::new();
             for n in 0..500_i32 {
                 let (a, b) = (text(&mut random), text(&mut random));
@@ -101,10 +101,18 @@ on_each_version! {
                 let d = jiff::civil::date(2000, 1, 1)
                     .checked_add(jiff::Span::new().days(random.i64(-900_000..2_900_000)))
                     .unwrap();
+                // All that PostgreSQL has: from 4714 BC to the year 5874897.
+                let e = match random.u8(..8) {
+                    0 => i32::MAX,
+                    1 => random.i32(-2_451_545..2_145_031_949),
+                    _ => random.i32(-1_000_000..1_000_000),
+                };
                 client
                     .execute(
-                        &format!("INSERT INTO {table} VALUES ($1, $2, $3, $4, $5, $6, $7)"),
-                        &[&n, &a, &b, &i, &s, &u, &d],
+                        &format!("INSERT INTO {table} VALUES ($1, $2, $3, $4, $5, $6, $7, CASE \
+                            $8::integer WHEN 2147483647 THEN date 'infinity' ELSE date \
+                            '2000-01-01' + $8 END)"),
+                        &[&n, &a, &b, &i, &s, &u, &d, &e],
                     )
                     .await
                     .unwrap();
@@ -115,6 +123,7 @@ on_each_version! {
                     Value::from(s),
                     Value::from(u),
                     Value::from(d),
+                    Value::Day(e),
                 ]);
             }
             // Settings that change how values are written elsewhere.
@@ -136,7 +145,7 @@ on_each_version! {
                 compared += values.len();
             }
         }
-        assert!(compared >= 7_000 * collations.len());
+        assert!(compared >= 8_000 * collations.len());
         // A NULL in any column: no entry.
         let pair = Definition::new("pair", "texts_0", ["a", "i"], "n");
         let sql = format!(

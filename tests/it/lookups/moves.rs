@@ -54,7 +54,7 @@ on_each_version! {
         assert_eq!(emails.len(), written.len());
         assert!(written.len() > 50, "{}", written.len());
         // The trigger has moved, too.
-        let plain = router.by_key(0).execute(INSERT, &both(&800, &"new")).await.unwrap_err();
+        let plain = router.by_key(0).execute(INSERT, &both(&8_000_000, &"new")).await.unwrap_err();
         assert_eq!(plain.code().unwrap().code(), "SH003", "{plain}");
     }
 }

@@ -7,6 +7,7 @@ pub(crate) enum LookupsCommand {
     Migration(LookupsMigration),
     Status(LookupsStatus),
     Build(LookupsBuild),
+    Sweep(LookupsSweep),
 }
 
 /// Print the shard migration that makes a look-up's tables and trigger
@@ -52,3 +53,14 @@ pub(crate) struct LookupsBuild {
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 }
+
+/// Delete claims that were spent more than 24 hours ago
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Each row that is written with a claim leaves a small row in its shard, which a claimer needs for a \
+day. Run this daily. It deletes in statements of 1000 rows at most, and may be interrupted.
+
+Examples:
+  pgshard lookups sweep
+  pgshard lookups sweep --json | jq '.swept.emails'")]
+pub(crate) struct LookupsSweep {}

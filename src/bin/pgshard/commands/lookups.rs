@@ -208,3 +208,30 @@ pub(crate) async fn build(
     }
     Ok(exit)
 }
+
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Swept {
+    /// How many claims of each look-up were deleted.
+    swept: BTreeMap<String, u64>,
+}
+
+/// Deletes the claims that were spent more than a day ago.
+pub(crate) async fn sweep(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let router = context::router(&config, map, "pgshard lookups");
+    let mut swept = BTreeMap::new();
+    for name in config.lookups.keys() {
+        swept.insert(name.clone(), router.lookup(name)?.sweep().await?);
+    }
+    match output.format() {
+        Format::Json => output.object(Swept { swept }),
+        Format::Text => {
+            for (name, claims) in &swept {
+                let claims = counted(usize::try_from(*claims).unwrap_or(usize::MAX), "claim");
+                output.note(format!("{name}: {claims} deleted"));
+            }
+        }
+    }
+    Ok(Exit::Done)
+}

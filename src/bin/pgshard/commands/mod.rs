@@ -125,6 +125,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             LookupsCommand::Migration(args) => lookups::migration(&args.name, config, output),
             LookupsCommand::Status(_) => lookups::status(config, output).await,
             LookupsCommand::Build(args) => lookups::build(&args.name, config, output).await,
+            LookupsCommand::Sweep(_) => lookups::sweep(config, output).await,
         },
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {

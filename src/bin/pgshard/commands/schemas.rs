@@ -64,6 +64,7 @@ fn all() -> Vec<Printed> {
         "import assess": pgshard::import::Assessment;
         "locate": locate::Located, locate::Wrong<'static>;
         "lookups build": lookups::Built<'static>;
+        "lookups sweep": lookups::Swept;
         "lookups migration": lookups::Migration<'static>;
         "lookups status": lookups::Status;
         "map diff": map::Changes;
