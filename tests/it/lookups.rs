@@ -3,8 +3,10 @@
 mod build;
 mod claims;
 mod hashes;
+mod interrupted;
 mod moves;
 mod refusals;
+mod rounds;
 
 use pgshard::Router;
 use pgshard::config::Config;

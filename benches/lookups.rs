@@ -1,0 +1,123 @@
+//! What it costs that a value is unique over all shards: an insert whose value is claimed by a
+//! look-up, next to the same insert into a table of the same form without one. Both through the
+//! router, on the same servers, in turn. The goal is 3.2 × of the plain insert at most.
+//!
+//! Each round runs both kinds in slices (plain, claimed, claimed, plain), so that they meet the
+//! same neighbours on the machine. The medians of rounds are what counts.
+//!
+//! `cargo bench --bench lookups -- [--rounds N] [--calls N] [--callers N] [--major N] [--throwaway]`
+//!
+//! Servers force commits to disk, unless `--throwaway` turns that off.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use pgshard::Router;
+use pgshard::dev::ServerOptions;
+use pgshard::lookups::{Definition, migration};
+use support::Arguments;
+
+const TABLES: &str = "
+    CREATE TABLE {shard}.plain (id bigint PRIMARY KEY, email text NOT NULL UNIQUE);
+    CREATE TABLE {shard}.users (id bigint PRIMARY KEY, email text NOT NULL UNIQUE);";
+const LOOKUP: &str = "[lookups.emails]\ntable = \"users\"\ncolumns = [\"email\"]\nkey = \"id\"\n";
+const PLAIN: &str = "INSERT INTO {shard}.plain (id, email) VALUES ($1, $2)";
+const CLAIMED: &str = "INSERT INTO {shard}.users (id, email) VALUES ($1, $2)";
+const SHARDS: u16 = 16;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Claimed,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Outcome<()> {
+    let arguments = Arguments::read(&[("rounds", 15), ("calls", 100), ("callers", 1)]);
+    let binaries = arguments.binaries();
+    let (calls, callers) = (arguments.number("calls"), arguments.number("callers"));
+    println!(
+        "PostgreSQL {}, {:?}, {callers} callers",
+        binaries.version(),
+        arguments.durability
+    );
+    let folder = tempfile::tempdir()?;
+    let emails = Definition::new("emails", "users", ["email"], "id");
+    std::fs::write(folder.path().join("0001_users.sql"), TABLES)?;
+    std::fs::write(folder.path().join("0002_emails.sql"), migration(&emails))?;
+    let server = ServerOptions::default()
+        .durability(arguments.durability)
+        .shared_buffers_mib(128);
+    let cluster = pgshard::testing::cluster()
+        .hosts(2)
+        .shards(SHARDS)
+        .migrations(folder.path())
+        .config(LOOKUP)
+        .postgres(binaries.major())
+        .server(server)
+        .own_servers()
+        .await?;
+    let router = cluster.router();
+    let mut next = 0;
+    let (mut ratios, mut medians) = (Vec::new(), [Vec::new(), Vec::new()]);
+    // The first round is not counted: it opens connections and prepares statements.
+    for round in 0..=arguments.number("rounds") {
+        let mut took = [Vec::new(), Vec::new()];
+        for kind in [Kind::Plain, Kind::Claimed, Kind::Claimed, Kind::Plain] {
+            let calling = (0..callers).map(|_| {
+                let first = next;
+                next += calls as i64;
+                call(router, kind, first..next)
+            });
+            for times in try_join_all(calling.collect::<Vec<_>>()).await? {
+                took[kind as usize].extend(times);
+            }
+        }
+        let [plain, claimed] = took.map(median);
+        if round > 0 {
+            ratios.push(claimed / plain);
+            medians[0].push(plain);
+            medians[1].push(claimed);
+        }
+    }
+    let [plain, claimed] = medians.map(median);
+    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = ratios.iter().copied().fold(0.0, f64::max);
+    println!(
+        "plain {:.0} us, claimed {:.0} us: {:.2} × (rounds from {least:.2} to {most:.2})",
+        plain * 1e6,
+        claimed * 1e6,
+        median(ratios)
+    );
+    Ok(())
+}
+
+/// One insert after the other, and the seconds that each took.
+async fn call(router: &Router, kind: Kind, ids: std::ops::Range<i64>) -> Outcome<Vec<f64>> {
+    let mut took = Vec::new();
+    for id in ids {
+        let email = format!("user{id}@example.com");
+        let began = Instant::now();
+        match kind {
+            Kind::Plain => router.by_key(id).execute(PLAIN, &[&id, &email]).await?,
+            Kind::Claimed => {
+                let claiming = router.claiming(id, [("emails", &email)])?;
+                claiming
+                    .within(Duration::from_secs(10))
+                    .execute(CLAIMED, &[&id, &email])
+                    .await?
+            }
+        };
+        took.push(began.elapsed().as_secs_f64());
+    }
+    Ok(took)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
