@@ -90,7 +90,7 @@ impl TableDecision {
             TableDecision::PathToKey => "path to key",
             TableDecision::Reference => "reference",
             TableDecision::Stays => "stays",
-            TableDecision::Impossible => "impossible",
+            TableDecision::Impossible => "impossible as it is",
         }
     }
 }

@@ -46,6 +46,33 @@ pub enum Error {
         /// The schemas.
         schemas: Vec<String>,
     },
+    /// No table has a name that a choice names.
+    #[error("there is no table {table}, or the role may not see it")]
+    NoTable {
+        /// The name.
+        table: String,
+    },
+    /// A choice is about the key's own table.
+    #[error("{choice} is the key's own table, which is always imported")]
+    KeyTableChosen {
+        /// The table or column of the choice.
+        choice: String,
+    },
+    /// Two choices are about the same table.
+    #[error("{choice}: there is another choice for this table; give one")]
+    ChosenTwice {
+        /// The table or column of the choice.
+        choice: String,
+    },
+    /// A column that was chosen does not lead to the key.
+    #[error(
+        "{choice} does not lead to the key: it has another type than the key, and refers to no \
+         imported table"
+    )]
+    NoWay {
+        /// The column.
+        choice: String,
+    },
     /// The file with statements could not be read.
     #[error("cannot read the statements in {}", path.display())]
     Statements {
@@ -68,6 +95,10 @@ impl Error {
             Error::NoKeyTable { .. }
                 | Error::NoKeyColumn { .. }
                 | Error::SeveralKeyTables { .. }
+                | Error::NoTable { .. }
+                | Error::KeyTableChosen { .. }
+                | Error::ChosenTwice { .. }
+                | Error::NoWay { .. }
                 | Error::Statements { .. }
         )
     }

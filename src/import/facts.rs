@@ -1,7 +1,7 @@
 //! What the assessment knows about a database. Plain values: [`read`](super::read) makes them, and
 //! everything that judges them does no I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -13,6 +13,8 @@ pub(crate) struct Database {
     pub(crate) server: Server,
     /// The key, found in the database.
     pub(crate) key: KeyColumn,
+    /// What was decided by an engineer.
+    pub(crate) chosen: Chosen,
     pub(crate) tables: BTreeMap<u32, Table>,
     pub(crate) foreign_keys: Vec<ForeignKey>,
     pub(crate) uniques: Vec<Unique>,
@@ -21,9 +23,35 @@ pub(crate) struct Database {
     pub(crate) sequences: Vec<SequenceUse>,
     pub(crate) publications: Vec<Publication>,
     pub(crate) extensions: Vec<ExtensionUse>,
+    pub(crate) roles: Vec<RoleUse>,
+    pub(crate) searches: Vec<SearchIndex>,
     /// The statistics of columns, by table and column number.
     pub(crate) statistics: BTreeMap<(u32, i16), ColumnStatistics>,
 }
+
+/// What an engineer has decided, found in the database.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chosen {
+    pub(crate) stays: BTreeSet<u32>,
+    pub(crate) references: BTreeSet<u32>,
+    pub(crate) by: BTreeMap<u32, i16>,
+}
+
+impl Chosen {
+    /// Whether it was decided that the table is not imported.
+    pub(crate) fn excludes(&self, table: u32) -> bool {
+        self.stays.contains(&table) || self.references.contains(&table)
+    }
+
+    /// Whether a foreign key may give a table its key.
+    pub(crate) fn allows(&self, key: &ForeignKey) -> bool {
+        let column = self.by.get(&key.table);
+        column.is_none_or(|column| key.columns.contains(column))
+    }
+}
+
+/// The oldest version that pgshard works with.
+pub(crate) const VERSION_MIN: u32 = 140_000;
 
 /// The server, and what the connecting role may do there.
 #[derive(Clone, Debug, Deserialize)]
@@ -34,6 +62,8 @@ pub(crate) struct Server {
     pub(crate) version: u32,
     pub(crate) wal_level: String,
     pub(crate) can_decode: bool,
+    /// Whether it is a standby: nothing is counted there of what is written.
+    pub(crate) standby: bool,
     pub(crate) free_slots: i64,
     pub(crate) free_senders: i64,
     /// Whether row level security hides no rows from the role.
@@ -80,6 +110,8 @@ pub(crate) struct Table {
     pub(crate) toasted: bool,
     /// Rows that were inserted, updated and deleted since the statistics were reset.
     pub(crate) writes: i64,
+    /// Rows that were changed since the last ANALYZE.
+    pub(crate) changed: i64,
     pub(crate) forced_rls: bool,
     pub(crate) owner: String,
     pub(crate) columns: Vec<Column>,
@@ -126,6 +158,18 @@ pub(crate) struct Sample {
     pub(crate) differ: i64,
 }
 
+impl Unique {
+    /// The columns and expressions, in their order.
+    pub(crate) fn parts<'a>(&'a self, database: &'a Database) -> Vec<&'a str> {
+        let mut expressions = self.expressions.iter();
+        let part = |number: &i16| match number {
+            0 => expressions.next().map_or("expression", String::as_str),
+            number => database.column_name(self.table, *number),
+        };
+        self.columns.iter().map(part).collect()
+    }
+}
+
 /// A primary key, a unique constraint or index, or an exclusion constraint.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Unique {
@@ -133,8 +177,14 @@ pub(crate) struct Unique {
     pub(crate) table: u32,
     /// The columns; 0 for an expression.
     pub(crate) columns: Vec<i16>,
+    /// The texts of the expressions, in their order.
+    pub(crate) expressions: Vec<String>,
     pub(crate) primary: bool,
     pub(crate) exclusion: bool,
+    /// Whether it is a constraint; otherwise it is an index only.
+    pub(crate) constraint: bool,
+    /// Whether a primary key can be made of it, if no column may be NULL.
+    pub(crate) fits_primary: bool,
     /// Whether it is for some rows only.
     pub(crate) partial: bool,
 }
@@ -188,6 +238,22 @@ pub(crate) struct ExtensionUse {
     pub(crate) tables: Vec<u32>,
 }
 
+/// A role that has rights on tables, or is named by their policies.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct RoleUse {
+    pub(crate) name: String,
+    pub(crate) tables: Vec<u32>,
+}
+
+/// An index for full-text, similarity or nearest-neighbour search.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct SearchIndex {
+    pub(crate) name: String,
+    pub(crate) table: u32,
+    /// The operator class, such as `gin_trgm_ops`.
+    pub(crate) class: String,
+}
+
 /// What ANALYZE has recorded about a column, or a sample has shown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ColumnStatistics {
@@ -200,6 +266,29 @@ pub(crate) struct ColumnStatistics {
 }
 
 impl Database {
+    /// A database in which nothing was found so far.
+    pub(crate) fn without_tables(server: Server) -> Database {
+        Database {
+            server,
+            key: KeyColumn {
+                table: 0,
+                column: 0,
+            },
+            chosen: Chosen::default(),
+            tables: BTreeMap::new(),
+            foreign_keys: Vec::new(),
+            uniques: Vec::new(),
+            dependents: Vec::new(),
+            triggers: Vec::new(),
+            sequences: Vec::new(),
+            publications: Vec::new(),
+            extensions: Vec::new(),
+            roles: Vec::new(),
+            searches: Vec::new(),
+            statistics: BTreeMap::new(),
+        }
+    }
+
     /// The name of a table for people: with its schema unless that is the key table's.
     pub(crate) fn name(&self, table: u32) -> String {
         let Some(found) = self.tables.get(&table) else {
@@ -284,6 +373,12 @@ impl Column {
             self.type_.as_str(),
             "text" | "character varying" | "character" | "citext"
         )
+    }
+
+    /// Whether the database makes values from a sequence.
+    pub(crate) fn is_from_sequence(&self) -> bool {
+        let default = self.default.as_ref();
+        self.identity || default.is_some_and(|default| default.contains("nextval("))
     }
 
     /// Whether values of both types can be equal.

@@ -10,6 +10,7 @@
 
 mod assessment;
 mod carried;
+mod choices;
 mod decide;
 mod error;
 mod estimate;
@@ -31,12 +32,14 @@ use jiff::Timestamp;
 pub use assessment::{
     Assessment, IdReport, LargeKey, PathStep, TableDecision, TableReport, Verdict,
 };
+pub use choices::{Choices, TableName, TableNameError};
 pub use error::Error;
 pub use estimate::{Figure, Goal};
 pub use key::{KeyName, KeyNameError};
 pub use obstacle::{Level, Obstacle, ObstacleObject};
 pub use statements::{StatementClass, StatementReport, StatementSource, WithoutKey};
 
+use self::decide::Decision;
 use crate::id::Epoch;
 use crate::pg::ConnectOptions;
 
@@ -52,6 +55,8 @@ pub struct Request {
     pub epoch: Epoch,
     /// What the cluster will be.
     pub goal: Goal,
+    /// What was decided about tables.
+    pub choices: Choices,
 }
 
 impl Request {
@@ -62,11 +67,12 @@ impl Request {
             statements: None,
             epoch,
             goal: Goal::default(),
+            choices: Choices::default(),
         }
     }
 }
 
-setters! { Request: statements: Option<PathBuf>, epoch: Epoch, goal: Goal }
+setters! { Request: statements: Option<PathBuf>, epoch: Epoch, goal: Goal, choices: Choices }
 
 /// Reads a database and judges whether it can be brought into shards. Nothing is written.
 ///
@@ -83,12 +89,21 @@ pub fn assess<'a>(
     Box::pin(async move {
         let connection = read::open(connect).await?;
         let client = connection.client();
-        let mut database = read::database(client, &request.key).await?;
-        let replication = connect.replicate("pgshard import assess").await;
-        database.server.replication = replication
-            .err()
-            .map(|error| crate::pg::cause::chain(&error));
+        let mut database = read::database(client, &request.key, &request.choices).await?;
+        // The stream comes from the primary: a standby's answer says nothing about it.
+        if !database.server.standby {
+            let replication = connect.replicate("pgshard import assess").await;
+            database.server.replication = replication
+                .err()
+                .map(|error| crate::pg::cause::chain(&error));
+        }
         let decisions = decide::decide(&database);
+        for (table, column) in &database.chosen.by {
+            if !decisions.get(table).is_some_and(Decision::is_imported) {
+                let choice = database.column_names(*table, &[*column]);
+                return Err(Error::NoWay { choice });
+            }
+        }
         let mut unknown = sample::take(client, &mut database, &decisions).await?;
         let first = first_id(request.epoch);
         let mut found = judge::judge(&database, &decisions, first);
@@ -96,6 +111,7 @@ pub fn assess<'a>(
         found.extend(refused);
         unknown.extend(unread);
         unknown.extend(report::not_analyzed(&database));
+        unknown.extend(report::standby(&database));
         let statements =
             statements::look(client, &database, &decisions, request.statements.as_deref()).await?;
         let statements = match statements {

@@ -21,8 +21,14 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
         column.name == key_name && !["id", "key", "name", "code", "uuid"].contains(&key_name)
     };
     let mut by_name: HashMap<(&str, &str), u32> = HashMap::new();
+    // `wiki_pages` by `pages`.
+    let mut by_end: HashMap<(&str, &str), Vec<u32>> = HashMap::new();
     for table in database.tables.values() {
         by_name.insert((&table.schema, &table.name), table.oid);
+        for (at, _) in table.name.match_indices('_') {
+            let end = (table.schema.as_str(), &table.name[at + 1..]);
+            by_end.entry(end).or_default().push(table.oid);
+        }
     }
     let key_table = database.tables.get(&database.key.table);
     let mut found = Vec::new();
@@ -34,7 +40,7 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
             });
             if is_inherited
                 || covered.contains(&(table.oid, column.number))
-                || type_column(table, column).is_some()
+                || type_column(database, table, column).is_some()
             {
                 continue;
             }
@@ -43,12 +49,33 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
                 .map(|key| key.oid);
             let target = of_key.or_else(|| {
                 let names = plurals(&stem(&column.name)?);
+                let schema = table.schema.as_str();
+                // Tables of one module share their first word: `wiki_contents` and `wiki_pages`.
+                let module = table.name.split_once('_').map(|(module, _)| module);
                 let mut named = names
                     .iter()
-                    .map(|name| by_name.get(&(table.schema.as_str(), name.as_str())));
-                named.find_map(|table| table.copied())
+                    .map(|name| by_name.get(&(schema, name.as_str())));
+                let exact = named.find_map(|table| table.copied());
+                let next = || {
+                    let mut named = names.iter().filter_map(|name| {
+                        let name = format!("{}_{name}", module?);
+                        by_name.get(&(schema, name.as_str())).copied()
+                    });
+                    named.next()
+                };
+                let only = || {
+                    let ends = names
+                        .iter()
+                        .filter_map(|name| by_end.get(&(schema, name.as_str())));
+                    let all: BTreeSet<u32> = ends.flatten().copied().collect();
+                    all.first().copied().filter(|_| all.len() == 1)
+                };
+                exact.or_else(next).or_else(only)
             });
-            let Some(target) = target.filter(|target| *target != table.oid) else {
+            // A tree: rows refer to others of the same table.
+            let own = || ["parent_id", "parentId"].contains(&column.name.as_str());
+            let target = target.or_else(|| own().then_some(table.oid));
+            let Some(target) = target.filter(|target| *target != table.oid || own()) else {
                 continue;
             };
             let target_column = if target == database.key.table {
@@ -62,8 +89,7 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
             let alike = database
                 .column(target, target_column)
                 .is_some_and(|other| column.is_alike(other));
-            // The primary key itself refers to nothing, unless it has the name of another table's.
-            if alike && keys.get(&table.oid) != Some(&column.number) {
+            if alike {
                 found.push(ForeignKey {
                     name: column.name.clone(),
                     table: table.oid,
@@ -81,7 +107,23 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
 
 /// The column that names the table to which this one refers, in a polymorphic association: Rails
 /// has `item_type` next to `item_id`, Django `content_type_id` next to `object_id`.
-pub(crate) fn type_column<'a>(table: &'a Table, column: &Column) -> Option<&'a Column> {
+pub(crate) fn type_column<'a>(
+    database: &Database,
+    table: &'a Table,
+    column: &Column,
+) -> Option<&'a Column> {
+    let kind = named_type_column(table, column)?;
+    // An ID that is unique without its type has no other; `sessions.session_id` is the table's own.
+    let uniques = database.uniques.iter();
+    let mut uniques = uniques.filter(|unique| {
+        unique.table == table.oid && !unique.partial && unique.columns.contains(&column.number)
+    });
+    let is_own = is_named_after(&column.name, &table.name);
+    let is_whole = uniques.all(|unique| unique.columns.contains(&kind.number));
+    (is_whole && !is_own).then_some(kind)
+}
+
+fn named_type_column<'a>(table: &'a Table, column: &Column) -> Option<&'a Column> {
     let name = column.name.as_str();
     if matches!(name, "object_id" | "object_pk") {
         return table.column_named("content_type_id");
@@ -97,9 +139,10 @@ pub(crate) fn type_column<'a>(table: &'a Table, column: &Column) -> Option<&'a C
     named.filter(|found| found.is_text())
 }
 
-/// Whether a column is called after this table: `user_id` and `userId` after `users`.
+/// Whether a column is called after this table: `user_id`, `userId` and `user` after `users`.
 pub(crate) fn is_named_after(column: &str, table: &str) -> bool {
-    stem(column).is_some_and(|stem| stems_of_key(table).any(|name| name == stem))
+    let stem = stem(column).unwrap_or_else(|| column.to_owned());
+    stems_of_key(table).any(|name| name == stem)
 }
 
 /// Tables with a primary key of one column, and that column.

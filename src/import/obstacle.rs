@@ -77,19 +77,19 @@ kinds! {
         "end them with COMMIT PREPARED or ROLLBACK PREPARED: a new slot waits for them";
     TwoOwners "two_owners" Change
         "Rows belong to two keys, and a shard has one"
-        "choose one of the columns as the key, or store the row twice, once for each key";
+        "choose a column (--by TABLE.COLUMN), or store the row twice, once for each key";
     SeveralPaths "several_paths" Change
         "Several foreign keys lead to the key, and none is better"
-        "choose one, by adding the key as a column; drop the foreign keys that lead to other keys";
+        "choose one (--by TABLE.COLUMN), and drop the foreign keys that lead to other keys";
     ForeignKeyAcrossKeys "foreign_key_across_keys" Change
         "Rows refer to rows of another key, which will be in another shard"
         "drop the foreign key, and read the other row by its own key; or choose another key";
     NullableKey "nullable_key" Change
         "Rows may have no key"
-        "give each row a key and SET NOT NULL, or move rows without one to a table that stays";
+        "give each row a key and SET NOT NULL; or let the table stay, or the rows without one (--stays)";
     Polymorphic "polymorphic" Change
         "The table that a row refers to is named in the row: no foreign key leads to the key"
-        "add the key as a column, and write it with each row; or let the table stay";
+        "add the key as a column, and write it with each row; or let the table stay (--stays)";
     ForeignTable "foreign_table" Change
         "Foreign tables have rows on another server"
         "import their rows into a table first, or let it stay and remove the key's column";
@@ -113,10 +113,10 @@ kinds! {
         "add the key to the constraint with =, or drop it";
     ForeignKeyToStays "foreign_key_to_stays" Change
         "Foreign keys lead to tables that stay"
-        "drop them; or make the table a reference table, if it is small, or give it the key";
+        "drop them; or make the table a reference table (--reference), or give it the key";
     ForeignKeyFromStays "foreign_key_from_stays" Change
-        "Foreign keys of tables that stay lead to imported ones"
-        "drop them: their actions change rows in spite of the fence";
+        "Foreign keys of tables that are not imported lead to imported ones"
+        "drop them: their rows are not where the imported rows will be";
     ViewAcross "view_across" Change
         "Views read imported tables and tables that stay"
         "drop them, or let the application read both";
@@ -174,8 +174,14 @@ kinds! {
     ReferenceWritten "reference_written" Check
         "Tables that each host would get are written often, and each write has to reach all hosts"
         "give a table the key as a column if its rows belong to keys; else expect them to lag";
+    LargeStays "large_stays" Check
+        "Large tables stay, and sharding takes nothing off their server"
+        "add the key as a column if their rows belong to keys; else plan a server for them";
+    SequenceNumber "sequence_number" Check
+        "Columns get numbers from a sequence, and each shard has its own"
+        "make sure that the same number in two shards does no harm; else take it from one place";
     IdByApplication "id_by_application" Check
-        "The application chooses primary keys, and a shard can only keep them unique within itself"
+        "The database does not number these primary keys, and a shard keeps them unique within itself"
         "make sure that no two keys get the same, as with UUIDs; else make it a look-up";
     Inheritance "inheritance" Check
         "Tables inherit, so that no constraint keeps their IDs unique together"
@@ -195,6 +201,12 @@ kinds! {
     Extension "extension" Check
         "Imported tables use extensions"
         "install them on the new hosts";
+    Role "role" Check
+        "Roles have rights on imported tables, or are named by their policies"
+        "create them on the new hosts";
+    SearchIndex "search_index" Check
+        "Indexes for search are of one shard: a search over all keys has to ask every shard"
+        "search by key; or keep a search engine for the rest";
     Skew "skew" Check
         "One key has a large share of the rows, and all of them stay in one shard"
         "make sure that a host can bear it, or choose a finer key";

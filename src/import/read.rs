@@ -4,14 +4,13 @@
 //! The catalogs are read in one short transaction. Rows are only sampled, each sample in a
 //! transaction of its own, so that no snapshot is kept for long.
 
-use std::collections::BTreeMap;
-
 use serde::de::DeserializeOwned;
 use tokio_postgres::types::Json;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
+use super::choices::{self, Choices};
 use super::error::Error;
-use super::facts::{Database, Server};
+use super::facts::{Database, Server, VERSION_MIN};
 use super::key::{KeyColumn, KeyName};
 use super::names;
 use crate::pg::decoding::CAN_DECODE;
@@ -22,8 +21,11 @@ const APPLICATION_NAME: &str = "pgshard import assess";
 
 /// The session only reads, waits for no lock for long, and no statement of it runs for long.
 const SETTINGS: &str = "SET default_transaction_read_only = on; SET lock_timeout = '1s';
-    SET statement_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s';
+    SET idle_in_transaction_session_timeout = '60s';
     SET jit = off; SET max_parallel_workers_per_gather = 0";
+
+/// How long a statement may read catalogs.
+pub(super) const STATEMENT_TIMEOUT: &str = "SET statement_timeout = '60s'";
 
 /// Ends our own statements, so that `pg_stat_statements` shows whose they are. What comes before a
 /// statement is not kept by all versions.
@@ -40,48 +42,43 @@ pub(super) async fn open(connect: &ConnectOptions) -> Result<Connection, Error> 
         .batch_execute(SETTINGS)
         .await
         .map_err(|source| Error::postgres("preparing the session", source))?;
+    execute(
+        connection.client(),
+        "preparing the session",
+        STATEMENT_TIMEOUT,
+    )
+    .await?;
     Ok(connection)
 }
 
 /// Reads what the catalogs say.
-pub(super) async fn database(client: &Client, key: &KeyName) -> Result<Database, Error> {
+pub(super) async fn database(
+    client: &Client,
+    key: &KeyName,
+    choices: &Choices,
+) -> Result<Database, Error> {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
     execute(client, "beginning to read", begin).await?;
     let server = server(client).await?;
     let tables: Vec<super::facts::Table> =
         facts(client, "the tables", include_str!("sql/tables.sql")).await?;
     let tables = tables.into_iter().map(|table| (table.oid, table));
-    let mut database = Database {
-        server,
-        key: KeyColumn {
-            table: 0,
-            column: 0,
-        },
-        tables: tables.collect(),
-        foreign_keys: facts(
-            client,
-            "the foreign keys",
-            include_str!("sql/foreign_keys.sql"),
-        )
-        .await?,
-        uniques: facts(
-            client,
-            "the unique indexes",
-            include_str!("sql/uniques.sql"),
-        )
-        .await?,
-        dependents: facts(client, "the views", include_str!("sql/dependents.sql")).await?,
-        triggers: facts(client, "the triggers", include_str!("sql/triggers.sql")).await?,
-        sequences: facts(client, "the sequences", include_str!("sql/sequences.sql")).await?,
-        publications: facts(
-            client,
-            "the publications",
-            include_str!("sql/publications.sql"),
-        )
-        .await?,
-        extensions: facts(client, "the extensions", include_str!("sql/extensions.sql")).await?,
-        statistics: BTreeMap::new(),
-    };
+    let mut database = Database::without_tables(server);
+    database.tables = tables.collect();
+    macro_rules! read {
+        ($field:ident, $what:literal, $file:literal) => {
+            database.$field = facts(client, $what, include_str!($file)).await?;
+        };
+    }
+    read!(foreign_keys, "the foreign keys", "sql/foreign_keys.sql");
+    read!(uniques, "the unique indexes", "sql/uniques.sql");
+    read!(dependents, "the views", "sql/dependents.sql");
+    read!(triggers, "the triggers", "sql/triggers.sql");
+    read!(sequences, "the sequences", "sql/sequences.sql");
+    read!(publications, "the publications", "sql/publications.sql");
+    read!(extensions, "the extensions", "sql/extensions.sql");
+    read!(roles, "the roles", "sql/roles.sql");
+    read!(searches, "the indexes for search", "sql/searches.sql");
     execute(client, "ending to read", "COMMIT").await?;
     // What extensions and other systems own is no table of the application.
     let known: Vec<_> = database
@@ -95,14 +92,24 @@ pub(super) async fn database(client: &Client, key: &KeyName) -> Result<Database,
     database.key = find(&database, key)?;
     let suggested = names::suggested(&database);
     database.foreign_keys.extend(suggested);
+    choices::resolve(&mut database, choices)?;
     Ok(database)
 }
 
 async fn server(client: &Client) -> Result<Server, Error> {
-    // pg_stat_wal counts what all databases have written.
-    let wal = "(SELECT json_build_object('bytes', wal_bytes::float8,
+    let version = texts(client, "SHOW server_version_num")
+        .await
+        .map_err(|source| Error::postgres("the version", source))?;
+    let version = version.into_iter().flatten().flatten().next();
+    let version: u32 = version.and_then(|text| text.parse().ok()).unwrap_or(0);
+    // pg_stat_wal counts what all databases have written. It exists from PostgreSQL 14 on.
+    let wal = if version < VERSION_MIN {
+        "NULL::json"
+    } else {
+        "(SELECT json_build_object('bytes', wal_bytes::float8,
             'seconds', extract(epoch FROM now() - stats_reset)::float8)
-        FROM pg_stat_wal WHERE now() - stats_reset > '1 hour')";
+        FROM pg_stat_wal WHERE now() - stats_reset > '1 hour' AND NOT pg_is_in_recovery())"
+    };
     let sql = include_str!("sql/server.sql")
         .replace("{can_decode}", CAN_DECODE)
         .replace("{wal}", wal);

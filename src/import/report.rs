@@ -17,6 +17,15 @@ pub(super) fn tables(database: &Database, decisions: &Decisions) -> Vec<TableRep
     reports
 }
 
+/// What a standby does not know.
+pub(super) fn standby(database: &Database) -> Option<String> {
+    database.server.standby.then(|| {
+        "whether the primary accepts replication connections, how often tables are written, and how \
+         much WAL: this is a standby"
+            .to_owned()
+    })
+}
+
 /// That sizes are not known, if so.
 pub(super) fn not_analyzed(database: &Database) -> Option<String> {
     let tables = database.tables.values();
@@ -52,7 +61,9 @@ fn one(
                 Some(by) if by.table == table => {
                     path.push(step(database, by));
                     let to = database.column_names(by.target, &by.target_columns);
-                    if by.by_name {
+                    if database.chosen.by.contains_key(&table) {
+                        format!("{column}, as chosen")
+                    } else if by.by_name {
                         format!("{column}, by its name")
                     } else {
                         format!("{column} refers to {to}")
@@ -83,6 +94,9 @@ fn one(
             words.push(end);
             (TableDecision::PathToKey, words.join(" → "))
         }
+        Decision::Reference if database.chosen.references.contains(&table) => {
+            (TableDecision::Reference, "as chosen".to_owned())
+        }
         Decision::Reference => {
             let from = keys
                 .iter()
@@ -101,7 +115,9 @@ fn one(
         }
         Decision::Stays => {
             let referred = keys.iter().any(|key| key.target == table);
-            let reason = if referred && found.bytes() > REFERENCE_BYTES_MAX {
+            let reason = if database.chosen.stays.contains(&table) {
+                "as chosen"
+            } else if referred && found.bytes() > REFERENCE_BYTES_MAX {
                 "nothing leads from it to the key, and it is too large for each host"
             } else if found.is_foreign() {
                 "a foreign table"
@@ -109,6 +125,12 @@ fn one(
                 "nothing leads from it to the key"
             };
             (TableDecision::Stays, reason.to_owned())
+        }
+        Decision::Impossible(Why::Behind(at)) => {
+            let key = keys.get(*at)?;
+            let (from, to) = (columns(database, key), database.name(key.target));
+            let reason = format!("{from} refers to {to}, and that table's rows have no key");
+            (TableDecision::Impossible, reason)
         }
         Decision::Impossible(Why::Foreign) => (
             TableDecision::Impossible,
@@ -176,8 +198,8 @@ pub(super) fn ids(database: &Database, epoch: Epoch, first: i64) -> IdReport {
         .filter_map(|(column, statistics)| Some((statistics.range?.1, *column)))
         .max();
     let below = largest
-        .map(|(id, _)| legacy_below(id))
-        .filter(|below| *below <= first);
+        .filter(|(id, _)| *id < first)
+        .map(|(id, _)| legacy_below(id).min(first));
     IdReport {
         largest: largest.map(|(id, _)| id.to_string()),
         largest_of: largest.map(|(_, (table, column))| database.column_names(table, &[column])),

@@ -1,8 +1,8 @@
 //! Samples of rows, and what ANALYZE has recorded about them: how many rows lack a key, which keys
 //! have most rows, how large IDs are, and whether foreign keys lead to rows of the same key.
 //!
-//! Invariant: no statement here reads a whole table. The first rows of a table, a bounded number of
-//! its pages, or one end of an index are read.
+//! Invariant: no statement here reads a whole large table. The first rows of a table, a bounded
+//! number of its pages, or one end of an index are read.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use super::decide::{Decision, Decisions};
+use super::decide::{Decision, Decisions, Why};
 use super::error::Error;
-use super::facts::{ColumnStatistics, Database, Sample};
+use super::facts::{ColumnStatistics, Database, Sample, Table};
 use super::judge;
 use super::read;
 use crate::pg::quote_ident;
@@ -23,10 +23,22 @@ const ROWS: u32 = 1000;
 /// As many tables are asked for their largest ID in one statement.
 const TABLES_PER_STATEMENT: usize = 50;
 
+/// As many pages of a table are sampled: 8 MiB.
+const PAGES_MAX: f64 = 1024.0;
+
+/// Statistics are old once more rows were changed than there were, and more than these.
+const CHANGED_MIN: f64 = 10_000.0;
+
+/// As many of the commonest keys of a sample are kept, if they have this share of its rows and not
+/// fewer than so many.
+const COMMON_MAX: usize = 20;
+const COMMON_SHARE_MIN: f64 = 0.01;
+const COMMON_ROWS_MIN: f64 = 10.0;
+
 /// A sample that takes longer is left out.
 const SAMPLE_TIMEOUT: &str = "SET statement_timeout = '5s'";
 
-/// How long all samples may take. What is left out is reported.
+/// How long all samples of a sort may take. What is left out is reported.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Reads the statistics and samples that the decisions call for. Returns what could not be read,
@@ -38,8 +50,12 @@ pub(super) async fn take(
 ) -> Result<Vec<String>, Error> {
     let mut left_out = Vec::new();
     statistics(client, database, decisions).await?;
+    let until = Instant::now() + TIME_MAX;
+    pages(client, database, decisions, until, &mut left_out).await;
     ranges(client, database, decisions, &mut left_out).await;
-    agreements(client, database, decisions, &mut left_out).await;
+    let until = Instant::now() + TIME_MAX;
+    agreements(client, database, decisions, until, &mut left_out).await;
+    read::execute(client, "ending the samples", read::STATEMENT_TIMEOUT).await?;
     Ok(left_out)
 }
 
@@ -73,7 +89,16 @@ async fn statistics(
     database: &mut Database,
     decisions: &Decisions,
 ) -> Result<(), Error> {
-    let columns: Vec<(u32, i16)> = key_columns(database, decisions).into_iter().collect();
+    let kinds = decisions
+        .iter()
+        .filter_map(|(table, decision)| match decision {
+            Decision::Impossible(Why::Polymorphic { kind, .. }) => Some((*table, *kind)),
+            _ => None,
+        });
+    let columns: Vec<(u32, i16)> = key_columns(database, decisions)
+        .into_iter()
+        .chain(kinds)
+        .collect();
     let tables: Vec<u32> = columns.iter().map(|(table, _)| *table).collect();
     let numbers: Vec<i16> = columns.iter().map(|(_, number)| *number).collect();
     let what = "the statistics of columns";
@@ -111,6 +136,107 @@ async fn statistics(
         };
     }
     Ok(())
+}
+
+/// Samples pages of tables that ANALYZE knows nothing of, or nothing of today: their rows, and the
+/// commonest keys.
+async fn pages(
+    client: &Client,
+    database: &mut Database,
+    decisions: &Decisions,
+    until: Instant,
+    left_out: &mut Vec<String>,
+) {
+    let is_stale = |table: &Table| match table.rows {
+        None => true,
+        Some(rows) => table.changed as f64 > rows.max(CHANGED_MIN),
+    };
+    let columns: Vec<(u32, i16)> = key_columns(database, decisions)
+        .into_iter()
+        .filter(|(table, _)| database.tables.get(table).is_some_and(is_stale))
+        .collect();
+    if columns.is_empty() {
+        return;
+    }
+    if client.batch_execute(SAMPLE_TIMEOUT).await.is_err() {
+        left_out.push("no pages were sampled: the server refused a limit".to_owned());
+        return;
+    }
+    let mut unread = 0;
+    for (table, column) in columns {
+        let read = match Instant::now() > until {
+            true => None,
+            false => pages_of(client, database, table, column).await.ok(),
+        };
+        let Some(Some(sampled)) = read else {
+            unread += 1;
+            continue;
+        };
+        if let Some(table) = database.tables.get_mut(&table) {
+            table.rows = Some(sampled.rows);
+            table.heap_bytes = table.heap_bytes.max(sampled.bytes);
+        }
+        database.statistics.insert((table, column), sampled.column);
+    }
+    if unread > 0 {
+        left_out.push(format!(
+            "pages of {unread} tables without statistics were not sampled: the role may not read \
+             them, or it would take too long"
+        ));
+    }
+}
+
+/// What a sample of pages has shown.
+struct Sampled {
+    rows: f64,
+    bytes: i64,
+    column: ColumnStatistics,
+}
+
+async fn pages_of(
+    client: &Client,
+    database: &Database,
+    table: u32,
+    column: i16,
+) -> Result<Option<Sampled>, tokio_postgres::Error> {
+    let size = format!(
+        "SELECT coalesce((SELECT sum(pg_relation_size(t.relid)) FROM pg_partition_tree({table}) t
+            WHERE t.isleaf), pg_relation_size({table})), current_setting('block_size')"
+    );
+    let sizes = read::texts(client, &size).await?;
+    let Some((bytes, page)) = sizes
+        .first()
+        .and_then(|row| Some((number(row, 0)?, number(row, 1)?)))
+    else {
+        return Ok(None);
+    };
+    let pages = bytes as f64 / page as f64;
+    let part = (PAGES_MAX / pages.max(1.0)).min(1.0);
+    let sql = format!(
+        "SELECT k, n, sum(n) OVER (), sum(n) FILTER (WHERE k IS NULL) OVER () FROM (
+            SELECT {}::text AS k, count(*) AS n FROM {} TABLESAMPLE SYSTEM ({}) GROUP BY 1) s
+        ORDER BY n DESC LIMIT {COMMON_MAX}",
+        quote_ident(database.column_name(table, column)),
+        qualified(database, table),
+        part * 100.0
+    );
+    let rows = read::texts(client, &sql).await?;
+    let count = |at: usize| rows.first().and_then(|row| number(row, at)).unwrap_or(0) as f64;
+    let (all, nulls) = (count(2), count(3));
+    let least = (all * COMMON_SHARE_MIN).max(COMMON_ROWS_MIN);
+    let common = rows.iter().filter_map(|row| {
+        let (value, count) = (row.first()?.clone()?, number(row, 1)? as f64);
+        (count >= least).then_some((value, count / all))
+    });
+    Ok(Some(Sampled {
+        rows: all / part,
+        bytes,
+        column: ColumnStatistics {
+            null_share: if all > 0.0 { nulls / all } else { 0.0 },
+            common: common.collect(),
+            range: None,
+        },
+    }))
 }
 
 /// The smallest and the largest ID, from the ends of the primary key's index.
@@ -184,9 +310,9 @@ async fn agreements(
     client: &Client,
     database: &mut Database,
     decisions: &Decisions,
+    until: Instant,
     left_out: &mut Vec<String>,
 ) {
-    let begun = Instant::now();
     if client.batch_execute(SAMPLE_TIMEOUT).await.is_err() {
         left_out.push("foreign keys were not followed: the server refused a limit".to_owned());
         return;
@@ -196,7 +322,7 @@ async fn agreements(
         let Some(sql) = agreement_sql(database, decisions, at) else {
             continue;
         };
-        if begun.elapsed() > TIME_MAX {
+        if Instant::now() > until {
             unread += 1;
             continue;
         }
@@ -212,8 +338,11 @@ async fn agreements(
     }
     if unread > 0 {
         left_out.push(format!(
-            "{unread} foreign keys were not followed: the role may not read the rows, or it would \
-             take too long"
+            "{} not followed: the role may not read the rows, or it would take too long",
+            match unread {
+                1 => "1 foreign key was".to_owned(),
+                more => format!("{more} foreign keys were"),
+            }
         ));
     }
 }

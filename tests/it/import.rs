@@ -2,6 +2,7 @@
 
 mod obstacles;
 mod reads;
+mod shown;
 mod statements;
 
 use std::path::Path;

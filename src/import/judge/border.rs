@@ -40,6 +40,10 @@ fn foreign_keys(case: &Case<'_>, found: &mut Vec<Found>) {
                     format!("to {to}"),
                 ));
             }
+            (true, true) if !case.is_imported(key.table) && case.is_imported(key.target) => {
+                let detail = format!("of a reference table, to {to}");
+                found.push(Found::new(Kind::ForeignKeyFromStays, object, detail));
+            }
             _ => {}
         }
     }
@@ -95,21 +99,34 @@ fn dependents(case: &Case<'_>, found: &mut Vec<Found>) {
 }
 
 fn triggers(case: &Case<'_>, found: &mut Vec<Found>) {
+    // Often one function is called for every table.
+    let mut by_function: BTreeMap<&str, (&str, Vec<String>)> = BTreeMap::new();
     for trigger in &case.database.triggers {
-        if !case.is_imported(trigger.table) {
-            continue;
+        if case.is_imported(trigger.table) {
+            let of_function = by_function.entry(&trigger.function);
+            let (_, names) = of_function.or_insert((&trigger.body, Vec::new()));
+            names.push(format!("{} on {}", trigger.name, case.name(trigger.table)));
         }
-        let staying =
-            case.database.tables.values().filter(|table| {
-                !case.is_on_hosts(table.oid) && has_word(&trigger.body, &table.name)
-            });
+    }
+    for (function, (body, names)) in by_function {
+        let staying = case
+            .database
+            .tables
+            .values()
+            .filter(|table| !case.is_on_hosts(table.oid) && has_word(body, &table.name));
         let staying: Vec<&str> = staying.map(|table| table.name.as_str()).collect();
-        let mut detail = format!("calls {}", trigger.function);
+        let (first, others) = names
+            .split_first()
+            .map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
+        let mut detail = match others {
+            0 => format!("called by {first}"),
+            1 => format!("called by {first}, and by 1 other trigger"),
+            more => format!("called by {first}, and by {more} other triggers"),
+        };
         if !staying.is_empty() {
-            detail.push_str(&format!(", which names {}", staying.join(", ")));
+            detail.push_str(&format!("; it names {}", staying.join(", ")));
         }
-        let object = format!("{} on {}", trigger.name, case.name(trigger.table));
-        found.push(Found::new(Kind::Trigger, object, detail));
+        found.push(Found::new(Kind::Trigger, function, detail));
     }
 }
 
@@ -148,6 +165,15 @@ fn shared(case: &Case<'_>, found: &mut Vec<Found>) {
                 &publication.name,
                 counted(&names),
             ));
+        }
+    }
+    let home = case.database.tables.get(&case.database.key.table);
+    for role in &case.database.roles {
+        let names = names(&role.tables);
+        // The owner has to exist there in any case.
+        if !names.is_empty() && home.is_none_or(|home| home.owner != role.name) {
+            let detail = format!("on {}", counted(&names));
+            found.push(Found::new(Kind::Role, &role.name, detail));
         }
     }
     for extension in &case.database.extensions {

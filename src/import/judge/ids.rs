@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 
 use super::case::Case;
-use crate::import::facts::{Table, Unique};
+use crate::import::facts::{Column, Table, Unique};
 use crate::import::obstacle::{Found, Kind};
+use crate::pg::quote_ident;
 
 pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     let key = case.database.key;
     let mut ids: BTreeSet<(u32, i16)> = BTreeSet::new();
     for table in case.imported() {
-        if primary(case, table).is_none() {
-            found.push(Found::new(Kind::NoPrimaryKey, case.name(table.oid), ""));
+        let primary = primary(case, table);
+        if primary.is_none() {
+            found.push(without_primary(case, table));
         }
+        numbers(case, table, primary, found);
         // The key itself is not made by shards: its row could not be found by it.
         let id = id_column(case, table).filter(|id| (table.oid, *id) != (key.table, key.column));
         if let Some(id) = id {
@@ -70,6 +73,51 @@ fn primary<'a>(case: &'a Case<'_>, table: &Table) -> Option<&'a Unique> {
     uniques.find(|unique| unique.table == table.oid && unique.primary)
 }
 
+/// A table without a primary key, with the unique index that can be made one.
+fn without_primary(case: &Case<'_>, table: &Table) -> Found {
+    let uniques = case.database.uniques.iter();
+    let mut fitting = uniques.filter(|unique| {
+        let all_present = || {
+            let columns = unique.columns.iter();
+            let mut columns = columns.map(|number| table.column(*number));
+            columns.all(|column| column.is_some_and(|column| column.not_null))
+        };
+        unique.table == table.oid && unique.fits_primary && all_present()
+    });
+    let mut one = Found::new(Kind::NoPrimaryKey, case.name(table.oid), "");
+    one.remedy = fitting.next().map(|unique| {
+        let columns = unique.parts(case.database).join(", ");
+        let using = if unique.constraint {
+            format!("ADD PRIMARY KEY ({columns})")
+        } else {
+            format!("ADD PRIMARY KEY USING INDEX {}", quote_ident(&unique.name))
+        };
+        format!("ALTER TABLE {} {using}", quote_ident(&table.name))
+    });
+    one
+}
+
+/// Columns other than the ID that get numbers from a sequence, such as those of invoices.
+fn numbers(case: &Case<'_>, table: &Table, primary: Option<&Unique>, found: &mut Vec<Found>) {
+    let is_id = |column: &Column| match primary {
+        Some(primary) => primary.columns.contains(&column.number),
+        None => column.name == "id",
+    };
+    for column in &table.columns {
+        if column.is_from_sequence() && !is_id(column) {
+            let uniques = case.database.uniques.iter();
+            let mut alone = uniques
+                .filter(|unique| unique.table == table.oid && unique.columns == [column.number]);
+            let detail = match alone.next() {
+                Some(unique) => format!("{} keeps it unique, within a shard", unique.name),
+                None => String::new(),
+            };
+            let name = case.database.column_names(table.oid, &[column.number]);
+            found.push(Found::new(Kind::SequenceNumber, name, detail));
+        }
+    }
+}
+
 /// The column with IDs that a shard will make: the primary key, if it is one column of integers
 /// with values from a sequence, or one that other tables refer to.
 fn id_column(case: &Case<'_>, table: &Table) -> Option<i16> {
@@ -77,11 +125,7 @@ fn id_column(case: &Case<'_>, table: &Table) -> Option<i16> {
         return None;
     };
     let column = table.column(*id)?;
-    let from_sequence = column.identity
-        || column
-            .default
-            .as_ref()
-            .is_some_and(|default| default.contains("nextval("));
+    let from_sequence = column.is_from_sequence();
     // A primary key that refers to another row has that row's value.
     let refers = case
         .database

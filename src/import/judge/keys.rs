@@ -26,15 +26,19 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
         let Some(key) = case.database.foreign_keys.get(at) else {
             continue;
         };
-        if !ties.contains(&at) && !key.by_name {
+        if !ties.contains(&at) {
             agreement(case, key, found);
         }
     }
 }
 
+/// As many names of tables are shown of a column that has them.
+const NAMES_MAX: usize = 6;
+
 fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<Found>) {
     let database = case.database;
     let keys = &database.foreign_keys;
+    let is_chosen = database.chosen.by.contains_key(&table);
     let mut add = |kind, object: String, detail: String| {
         found.push(Found::new(kind, object, detail));
     };
@@ -64,7 +68,8 @@ fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<Fo
                     nulls(case, table, column.column),
                 );
             }
-            if let Some(key) = keys.get(column.by).filter(|key| key.by_name) {
+            let by = keys.get(column.by).filter(|key| key.by_name && !is_chosen);
+            if let Some(key) = by {
                 let detail = format!("as {}", target(database, key));
                 add(Kind::KeyByName, name, detail);
             }
@@ -100,7 +105,7 @@ fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<Fo
                     add(Kind::NullableKey, name, nulls(case, table, *number));
                 }
             }
-            if key.by_name {
+            if key.by_name && !is_chosen {
                 add(
                     Kind::KeyByName,
                     name,
@@ -113,8 +118,24 @@ fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<Fo
         }
         Decision::Impossible(Why::Polymorphic { kind, id }) => {
             let name = database.column_names(table, &[*id]);
-            let detail = format!("{} names the table", database.column_name(table, *kind));
+            let mut detail = format!("{} names the table", database.column_name(table, *kind));
+            let known = database.statistics.get(&(table, *kind));
+            let names = known.iter().flat_map(|known| &known.common);
+            let names: Vec<&str> = names.take(NAMES_MAX).map(|(name, _)| &**name).collect();
+            if !names.is_empty() {
+                detail.push_str(&format!(": {}", names.join(", ")));
+            }
             add(Kind::Polymorphic, name, detail);
+        }
+        Decision::Impossible(Why::Behind(at)) => {
+            if let Some(key) = keys.get(*at) {
+                let name = database.column_names(table, &key.columns);
+                add(
+                    Kind::Polymorphic,
+                    name,
+                    format!("leads to {}", database.name(key.target)),
+                );
+            }
         }
         Decision::Key | Decision::Reference | Decision::Stays => {}
     }
@@ -132,6 +153,7 @@ fn nulls(case: &Case<'_>, table: u32, column: i16) -> String {
         .get(&(table, column))
         .map(|statistics| statistics.null_share);
     match share {
+        Some(share) if share >= 1.0 => "all rows have none".to_owned(),
         Some(share) if share > 0.0 => format!("{:.1} % of the rows have none", share * 100.0),
         Some(_) => "the column allows NULL; the statistics know of no row that has it".to_owned(),
         None => "the column allows NULL".to_owned(),
@@ -196,6 +218,8 @@ fn agreement(case: &Case<'_>, key: &ForeignKey, found: &mut Vec<Found>) {
     let name = database.column_names(key.table, &key.columns);
     let to = database.name(key.target);
     match key.sample {
+        // A name alone proves no reference; rows that it leads to do.
+        Sample { rows: 0, .. } if key.by_name => {}
         Sample { rows: 0, .. } => {
             let detail = if key.table == key.target {
                 "to rows of the same table".to_owned()

@@ -1,10 +1,8 @@
 //! The server, and the key itself.
 
 use super::case::Case;
+use crate::import::facts::VERSION_MIN;
 use crate::import::obstacle::{Found, Kind};
-
-/// The oldest version that pgshard works with.
-const VERSION_MIN: u32 = 140_000;
 
 pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     let server = &case.database.server;
@@ -51,5 +49,36 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     });
     if !is_unique {
         found.push(Found::new(Kind::KeyNotUnique, name, ""));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::decide::Decisions;
+    use crate::import::facts::{Database, Server};
+
+    fn kinds(version: u32) -> Vec<Kind> {
+        let server: Server = serde_json::from_value(serde_json::json!({
+            "database": "app", "role": "app", "version": version, "standby": false,
+            "wal_level": "logical", "can_decode": true, "free_slots": 1, "free_senders": 1,
+            "bypasses_rls": true, "prepared": 0, "large_objects": false, "wal": null,
+        }))
+        .unwrap();
+        let case = Case {
+            database: &Database::without_tables(server),
+            decisions: &Decisions::new(),
+            first_id: 0,
+        };
+        let mut found = Vec::new();
+        look(&case, &mut found);
+        found.into_iter().map(|one| one.kind).collect()
+    }
+
+    #[test]
+    fn a_server_older_than_14_is_too_old() {
+        assert_eq!(kinds(130_021), [Kind::VersionTooOld]);
+        assert_eq!(kinds(140_000), []);
+        assert_eq!(kinds(180_001), []);
     }
 }

@@ -2,11 +2,14 @@
 //! is written too often for a table that each host gets.
 
 use super::case::Case;
-use crate::import::decide::Decision;
+use crate::import::decide::{Decision, REFERENCE_BYTES_MAX};
 use crate::import::obstacle::{Found, Kind};
 
 /// A reference table with fewer writes than this is not mentioned.
 const WRITES_MAX: i64 = 10_000;
+
+/// From this share of all bytes on a table that stays is named.
+const STAYING_SHARE_MIN: f64 = 0.05;
 
 pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     for table in case.database.tables.values() {
@@ -15,6 +18,13 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
             let detail = format!("{} rows since the statistics were reset", table.writes);
             let name = case.name(table.oid);
             found.push(Found::new(Kind::ReferenceWritten, name, detail));
+        }
+    }
+    large_stays(case, found);
+    for index in &case.database.searches {
+        if case.is_imported(index.table) {
+            let object = format!("{} on {}", index.name, case.name(index.table));
+            found.push(Found::new(Kind::SearchIndex, object, &index.class));
         }
     }
     let server = &case.database.server;
@@ -35,6 +45,20 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
                 let name = case.database.column_names(table.oid, &[column.number]);
                 found.push(Found::new(Kind::LargeObjects, name, &column.type_));
             }
+        }
+    }
+}
+
+/// What an import would not take off the server.
+fn large_stays(case: &Case<'_>, found: &mut Vec<Found>) {
+    let tables = case.database.tables.values();
+    let all: f64 = tables.clone().map(|table| table.bytes() as f64).sum();
+    for table in tables {
+        let share = table.bytes() as f64 / all.max(1.0);
+        let is_large = table.bytes() > REFERENCE_BYTES_MAX && share >= STAYING_SHARE_MIN;
+        if case.decisions.get(&table.oid) == Some(&Decision::Stays) && is_large {
+            let detail = format!("{:.0} % of all bytes", share * 100.0);
+            found.push(Found::new(Kind::LargeStays, case.name(table.oid), detail));
         }
     }
 }

@@ -20,12 +20,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
         if is_kept(case, table, decision, unique) {
             continue;
         }
-        let columns: Vec<&str> = unique
-            .columns
-            .iter()
-            .map(|number| case.database.column_name(table.oid, *number))
-            .collect();
-        let columns = columns.join(", ");
+        let columns = unique.parts(case.database).join(", ");
         let kind = if unique.exclusion {
             Kind::ExclusionWithoutKey
         } else if unique.primary && unique.columns.len() == 1 {
@@ -34,7 +29,15 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
             Kind::UniqueWithoutKey
         };
         let object = format!("{} ({columns})", case.name(table.oid));
-        let detail = if unique.primary {
+        let default = match unique.columns.as_slice() {
+            [one] => table
+                .column(*one)
+                .and_then(|column| column.default.as_ref()),
+            _ => None,
+        };
+        let detail = if let Some(default) = default.filter(|_| unique.primary) {
+            format!("the primary key, by default {default}")
+        } else if unique.primary {
             "the primary key".to_owned()
         } else if unique.partial {
             format!("{}, for some rows only", unique.name)
@@ -78,10 +81,5 @@ fn is_kept(case: &Case<'_>, table: &Table, decision: &Decision, unique: &Unique)
 
 /// Whether the database or the application makes values for the column that no row had before.
 fn is_made(column: &Column) -> bool {
-    column.identity
-        || column.type_ == "uuid"
-        || column
-            .default
-            .as_ref()
-            .is_some_and(|default| default.contains("nextval("))
+    column.is_from_sequence() || column.type_ == "uuid"
 }

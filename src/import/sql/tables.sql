@@ -19,7 +19,8 @@ WITH RECURSIVE own AS (
     SELECT root, bool_or(relpersistence = 'u') AS unlogged, bool_or(relkind = 'f' AND oid <> root) AS has_foreign_partition,
         CASE WHEN bool_or(tuples >= 0 AND relkind <> 'p') THEN sum(greatest(tuples, 0)) FILTER (WHERE relkind <> 'p') END AS rows,
         sum(pages) AS pages, bool_or(reltoastrelid <> 0) AS toasted,
-        sum(pg_stat_get_tuples_inserted(oid) + pg_stat_get_tuples_updated(oid) + pg_stat_get_tuples_deleted(oid)) AS writes
+        sum(pg_stat_get_tuples_inserted(oid) + pg_stat_get_tuples_updated(oid) + pg_stat_get_tuples_deleted(oid)) AS writes,
+        sum(pg_stat_get_mod_since_analyze(oid)) FILTER (WHERE relkind <> 'p') AS changed
     FROM part GROUP BY root
 ), cols AS (
     SELECT a.attrelid, json_agg(json_build_object(
@@ -43,7 +44,7 @@ SELECT json_build_object(
     'inherits', coalesce((SELECT json_agg(i.inhparent::int8 ORDER BY i.inhseqno) FROM pg_inherits i WHERE i.inhrelid = c.oid), '[]'),
     'rows', w.rows, 'heap_bytes', w.pages * current_setting('block_size')::int8,
     'index_bytes', coalesce(x.pages, 0) * current_setting('block_size')::int8, 'indexes', coalesce(x.indexes, 0),
-    'toasted', w.toasted, 'writes', w.writes, 'forced_rls', c.relrowsecurity AND c.relforcerowsecurity,
+    'toasted', w.toasted, 'writes', w.writes, 'changed', coalesce(w.changed, 0), 'forced_rls', c.relrowsecurity AND c.relforcerowsecurity,
     'owner', pg_get_userbyid(c.relowner), 'columns', coalesce(k.columns, '[]'))
 FROM whole w JOIN pg_class c ON c.oid = w.root JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN indexed x ON x.root = w.root LEFT JOIN cols k ON k.attrelid = w.root

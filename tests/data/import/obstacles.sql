@@ -135,7 +135,7 @@ CREATE TABLE coupons (code text PRIMARY KEY, user_id bigint NOT NULL REFERENCES 
 --- added exclusion_without_key
 ALTER TABLE photos ADD during tstzrange, ADD EXCLUDE USING gist (during WITH &&);
 
---- added foreign_key_to_stays
+--- added foreign_key_to_stays large_stays
 CREATE FOREIGN DATA WRAPPER w; CREATE TABLE bulk (id bigint PRIMARY KEY);
 ALTER TABLE photos ADD bulk_id bigint REFERENCES bulk;
 SET allow_system_table_mods = on; UPDATE pg_class SET relpages = 1000000 WHERE relname = 'bulk';
@@ -205,6 +205,62 @@ CREATE EXTENSION citext; ALTER TABLE photos ADD label citext;
 INSERT INTO users SELECT n, 'a' FROM generate_series(1, 1000) n;
 INSERT INTO photos (user_id) SELECT CASE WHEN n % 2 = 0 THEN 7 ELSE n % 1000 + 1 END
 FROM generate_series(1, 12000) n; ANALYZE;
+
+--- added none
+CREATE TABLE edits (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+user_id bigint REFERENCES users, photo_id bigint NOT NULL REFERENCES photos);
+INSERT INTO users VALUES (1, 'a'); INSERT INTO photos VALUES (7, 1);
+INSERT INTO edits (user_id, photo_id) VALUES (1, 7), (NULL, 7);
+
+--- added none
+CREATE TABLE sessions (session_type text, session_id text, UNIQUE (session_type, session_id));
+
+--- added key_by_name
+CREATE TABLE photo_states (photo_id bigint PRIMARY KEY, photo_type text);
+
+--- added key_by_name
+CREATE TABLE gallery_pictures (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+owner_id bigint NOT NULL REFERENCES users);
+CREATE TABLE old_pictures (id bigint PRIMARY KEY);
+CREATE TABLE gallery_notes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+picture_id bigint NOT NULL);
+
+--- added key_by_name
+CREATE TABLE gallery_pictures (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+"user" bigint NOT NULL);
+
+--- added foreign_key_across_keys
+CREATE TABLE likes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+user_id bigint NOT NULL REFERENCES users, photo_id bigint NOT NULL);
+INSERT INTO users VALUES (1, 'a'), (2, 'b'); INSERT INTO photos VALUES (7, 1);
+INSERT INTO likes (user_id, photo_id) VALUES (2, 7);
+
+--- added foreign_key_across_keys
+ALTER TABLE photos ADD parent_id bigint;
+INSERT INTO users VALUES (1, 'a'), (2, 'b'); INSERT INTO photos VALUES (7, 1), (8, 2);
+UPDATE photos SET parent_id = 7;
+
+--- added polymorphic
+CREATE TABLE journals (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+journalized_type text NOT NULL, journalized_id bigint NOT NULL);
+CREATE TABLE journal_details (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+journal_id bigint NOT NULL REFERENCES journals);
+
+--- added sequence_number
+ALTER TABLE photos ADD number bigserial;
+
+--- added search_index
+CREATE INDEX ON photos USING gin (to_tsvector('simple', title));
+
+--- added role
+CREATE ROLE visitor; GRANT SELECT ON photos TO visitor;
+
+--- added role
+CREATE ROLE guest; ALTER TABLE photos ENABLE ROW LEVEL SECURITY;
+CREATE POLICY p ON photos TO guest USING (true);
+
+--- added large_stays
+SET allow_system_table_mods = on; UPDATE pg_class SET relpages = 1000000 WHERE relname = 'jobs';
 
 --- whole key_type
 CREATE TABLE users (id numeric PRIMARY KEY);

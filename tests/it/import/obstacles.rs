@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio_postgres::Client;
 
-use super::{assess, decision, obstacles};
+use super::{assess, decision, obstacles, run};
 use crate::support::{TestCluster, connect};
 
 /// The schemas: a heading for each, `--- added two_owners`, and its statements.
@@ -62,6 +62,52 @@ on_each_version! {
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
+    /// What an engineer chooses is decided, and what the choice answers is no obstacle.
+    async fn choices_answer_obstacles(version) {
+        let cluster = TestCluster::start(version, 1);
+        let admin = cluster.superuser(0).await;
+        admin.batch_execute("CREATE DATABASE base").await.unwrap();
+        let url = cluster.server(0).superuser_url_of("base");
+        let base = connect(&url).await;
+        run_all(&base, &cases()[0].1).await;
+        run_all(&base, "
+            CREATE TABLE follows (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+                follower_id bigint NOT NULL REFERENCES users,
+                followed_id bigint NOT NULL REFERENCES users);
+            CREATE TABLE albums (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+                user_id bigint NOT NULL REFERENCES users);
+            CREATE TABLE placed (photo_id bigint REFERENCES photos,
+                album_id bigint REFERENCES albums, PRIMARY KEY (photo_id, album_id));
+            CREATE TABLE tags (id bigint PRIMARY KEY, tagged_type text, tagged_id bigint);
+            CREATE TABLE notes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+                whose bigint NOT NULL);
+            CREATE TABLE plans (id bigint PRIMARY KEY, note_id bigint REFERENCES notes)
+            ").await;
+        let report = assess(&url, &[]);
+        let before = obstacles(&report);
+        assert_eq!(before, ["two_owners", "several_paths", "polymorphic"]);
+        assert_eq!(decision(&report, "notes"), "stays");
+        let report = assess(&url, &[
+            "--by", "follows.followed_id", "--by", "placed.album_id", "--by", "notes.whose",
+            "--stays", "tags", "--reference", "jobs", "--stays", "public.plans",
+        ]);
+        for (table, expected) in [
+            ("follows", "key_column"),
+            ("placed", "path_to_key"),
+            ("notes", "key_column"),
+            ("tags", "stays"),
+            ("jobs", "reference"),
+            ("plans", "stays"),
+        ] {
+            assert_eq!(decision(&report, table), expected, "{table}");
+        }
+        let mut tables = report["tables"].as_array().unwrap().iter();
+        let follows = tables.find(|one| one["table"] == "follows").unwrap();
+        assert_eq!(follows["key_column"], "followed_id");
+        let after = obstacles(&report);
+        assert_eq!(after, ["foreign_key_from_stays", "foreign_key_unverified"]);
+    }
+
     /// Each table has a decision, and the way to the key is named.
     async fn decisions(version) {
         let cluster = TestCluster::start(version, 1);
@@ -91,5 +137,35 @@ on_each_version! {
         let likes = tables.find(|one| one["table"] == "likes").unwrap();
         assert_eq!(likes["reason"], "photo_id → photos.user_id");
         assert_eq!(likes["path"][0]["foreign_key"], "likes_photo_id_fkey");
+    }
+}
+
+/// A choice that fits nothing ends with 2, and names what is wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_that_fit_nothing_are_refused() {
+    let cluster = TestCluster::start(18, 1);
+    let admin = cluster.superuser(0).await;
+    admin.batch_execute("CREATE DATABASE base").await.unwrap();
+    let url = cluster.server(0).superuser_url_of("base");
+    run_all(&connect(&url).await, &cases()[0].1).await;
+    for (args, expected) in [
+        (&["--stays", "nothing"][..], "there is no table nothing"),
+        (&["--stays", "users"], "users is the key's own table"),
+        (&["--by", "users.id"], "users.id is the key's own table"),
+        (&["--by", "photos.what"], "table photos has no column what"),
+        (
+            &["--by", "photos.title"],
+            "photos.title does not lead to the key",
+        ),
+        (&["--by", "jobs.note"], "jobs.note does not lead to the key"),
+        (
+            &["--stays", "jobs", "--reference", "jobs"],
+            "jobs: there is another choice for this table",
+        ),
+        (&["--reference", "a.b.c"], "write TABLE or SCHEMA.TABLE"),
+    ] {
+        let (exit, _, stderr) = run(&url, args);
+        assert_eq!(exit, 2, "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
     }
 }

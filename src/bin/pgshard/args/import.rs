@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ArgGroup, Subcommand};
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
-use pgshard::import::KeyName;
+use pgshard::import::{KeyName, TableName};
 
 use crate::values;
 
@@ -30,6 +30,7 @@ Examples:
   pgshard import assess postgres://app@db.internal/app --key users.id
   pgshard import assess service=app --key users.id --statements postgresql.log
   pgshard import assess service=app --key users.id --html report.html
+  pgshard import assess service=app --key users.id --stays audit_log --by follows.follower_id
   pgshard import assess service=app --key users.id --json | jq -r '.obstacles[].id'")]
 pub(crate) struct ImportAssess {
     /// The url of the database, without a password
@@ -43,6 +44,16 @@ pub(crate) struct ImportAssess {
     /// [default: pg_stat_statements]
     #[arg(long, value_name = "FILE")]
     pub(crate) statements: Option<PathBuf>,
+    /// A table that is not to be imported; may be repeated
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) stays: Vec<TableName>,
+    /// A table that each host is to get; may be repeated
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) reference: Vec<TableName>,
+    /// The column that says to which key the rows of its table belong, where there are several or
+    /// none was found; may be repeated
+    #[arg(long, value_name = "TABLE.COLUMN")]
+    pub(crate) by: Vec<KeyName>,
     /// Write the report as a page for a browser, too
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,

@@ -1,9 +1,9 @@
 //! The report as a page that needs nothing else: no script, no other file.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use pgshard::import::{Assessment, Level, Obstacle, Verdict};
+use pgshard::import::{Assessment, Level, Obstacle, ObstacleObject, Verdict};
 
-use super::words::{class, rows, sentence, value};
+use super::words::{class, extent, rows, sentence, value};
 use crate::output::{printable, size};
 
 const STYLE: &str = "
@@ -45,6 +45,7 @@ pub(super) fn page(assessment: &Assessment) -> Markup {
                     ". Nothing was written to the database."
                 }
                 p class=(format!("verdict {mark}")) { (capitalized(&sentence(assessment))) "." }
+                p { (capitalized(&extent(assessment))) "." }
                 (obstacles(assessment, Level::Impossible, "In the way"))
                 (obstacles(assessment, Level::Change, "To change first"))
                 (obstacles(assessment, Level::Check, "To check"))
@@ -77,23 +78,39 @@ fn obstacles(assessment: &Assessment, level: Level, title: &str) -> Markup {
                 @for obstacle in found {
                     li id=(obstacle.id) {
                         strong { (obstacle.title) "." } " " code.faint { (obstacle.id) }
-                        ul {
-                            @for one in &obstacle.objects {
-                                li {
-                                    code { (printable(&one.name)) }
-                                    @if !one.detail.is_empty() { ": " (printable(&one.detail)) }
-                                    @if let Some(remedy) = &one.remedy {
-                                        ". " em { (capitalized(&printable(remedy))) "." }
-                                    }
-                                }
-                            }
+                        @if obstacle.objects.iter().any(|one| one.remedy.is_none()) {
+                            br; em { (capitalized(obstacle.remedy)) "." }
                         }
-                        @if obstacle.objects.iter().all(|one| one.remedy.is_none()) {
-                            em { (capitalized(obstacle.remedy)) "." }
-                        }
+                        (objects(&obstacle.objects))
                     }
                 }
             }
+        }
+    }
+}
+
+/// As many objects of an obstacle are shown before the others are unfolded.
+const OBJECTS_OPEN: usize = 10;
+
+fn objects(all: &[ObstacleObject]) -> Markup {
+    let (open, folded) = all.split_at(all.len().min(OBJECTS_OPEN));
+    html! {
+        ul { @for one in open { (object(one)) } }
+        @if !folded.is_empty() {
+            details {
+                summary { "and " (folded.len()) " more" }
+                ul { @for one in folded { (object(one)) } }
+            }
+        }
+    }
+}
+
+fn object(one: &ObstacleObject) -> Markup {
+    html! {
+        li {
+            code { (printable(&one.name)) }
+            @if !one.detail.is_empty() { ": " (printable(&one.detail)) }
+            @if let Some(remedy) = &one.remedy { ". " em { (capitalized(&printable(remedy))) "." } }
         }
     }
 }
@@ -166,7 +183,7 @@ fn ids_and_keys(assessment: &Assessment) -> Markup {
         }
         @if !assessment.largest_keys.is_empty() {
             h2 { "Largest keys" }
-            p.faint { "By the statistics of ANALYZE, in the tables with the key in a column." }
+            p.faint { "By the statistics of ANALYZE or a sample, in the tables with the key in a column." }
             table {
                 tr { th { "Key" } th.n { "Rows" } th.n { "Size" } th.n { "Share" } }
                 @for key in &assessment.largest_keys {

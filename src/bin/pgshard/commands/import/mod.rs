@@ -7,7 +7,7 @@ mod words;
 use std::path::Path;
 
 use pgshard::id::Epoch;
-use pgshard::import::{self, Assessment, Goal, Request, Verdict};
+use pgshard::import::{self, Assessment, Choices, Goal, Request, Verdict};
 use pgshard::store::whole::{self, Overwrite};
 
 use crate::args::ImportAssess;
@@ -33,6 +33,12 @@ pub(crate) async fn assess(
     let goal = Goal::default().shards(args.shards.get()).hosts(args.hosts);
     let request = Request::new(args.key.clone(), epoch)
         .statements(args.statements.clone())
+        .choices(
+            Choices::default()
+                .stays(args.stays.clone())
+                .references(args.reference.clone())
+                .by(args.by.clone()),
+        )
         .goal(goal);
     let assessment = import::assess(&connect, &request).await.map_err(|error| {
         let is_usage = error.is_usage();

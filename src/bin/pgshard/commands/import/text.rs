@@ -2,11 +2,14 @@
 
 use pgshard::import::{Assessment, Level, Obstacle, ObstacleObject, TableDecision};
 
-use super::words::{class, rows, sentence, value};
-use crate::output::{Align, Output, cut, size, wrapped};
+use super::words::{class, extent, rows, sentence, value};
+use crate::output::{Align, Output, counted, cut, size, wrapped};
 
 /// As many objects of an obstacle are named; `--json` has all.
 const OBJECTS_MAX: usize = 8;
+
+/// As many tables of each decision are listed; `--json` has all.
+const TABLES_MAX: usize = 100;
 
 /// As many statements are shown.
 const STATEMENTS_MAX: usize = 10;
@@ -27,6 +30,7 @@ pub(super) fn print(assessment: &Assessment, output: &Output) {
             sentence(assessment)
         ),
     );
+    say("", &format!("{}.", extent(assessment)));
     let levels = [
         (Level::Impossible, "in the way"),
         (Level::Change, "to change first"),
@@ -44,7 +48,7 @@ pub(super) fn print(assessment: &Assessment, output: &Output) {
             let text = wrapped(&head, first.len() + 2, "     ", columns);
             output.data(format_args!("  {first}{text}"));
             objects(obstacle, &say);
-            if obstacle.objects.iter().all(|one| one.remedy.is_none()) {
+            if obstacle.objects.iter().any(|one| one.remedy.is_none()) {
                 say("     ", &format!("remedy: {}", obstacle.remedy));
             }
         }
@@ -102,7 +106,11 @@ fn tables(assessment: &Assessment, output: &Output) {
         .map(|(decision, count)| format!("{count} {}", decision.title()))
         .collect();
     output.data(format_args!("\ntables: {}", counts.join(", ")));
-    let table = assessment.tables.iter().map(|table| {
+    let shown = decisions.iter().flat_map(|decision| {
+        let decided = assessment.decided(*decision);
+        decided.take(TABLES_MAX)
+    });
+    let table = shown.map(|table| {
         [
             cut(&table.table, 40),
             table.decision.title().to_owned(),
@@ -119,6 +127,13 @@ fn tables(assessment: &Assessment, output: &Output) {
         ("why", Align::Left),
     ];
     output.table(&columns, table);
+    for decision in decisions {
+        let count = assessment.decided(decision).count();
+        if let Some(more) = count.checked_sub(TABLES_MAX).filter(|more| *more > 0) {
+            let title = decision.title();
+            output.data(format_args!("and {more} more: {title} (--json)"));
+        }
+    }
 }
 
 fn statements(assessment: &Assessment, output: &Output, say: &impl Fn(&str, &str)) {
@@ -131,14 +146,15 @@ fn statements(assessment: &Assessment, output: &Output, say: &impl Fn(&str, &str
         "by share of calls"
     };
     output.data(format_args!(
-        "\nstatements: {} calls in {} forms, {measure}",
-        statements.calls, statements.forms
+        "\nstatements: {} in {}, {measure}",
+        plural(statements.calls, "call"),
+        plural(statements.forms, "form")
     ));
     for share in &statements.shares {
         let (name, percent) = (class(share.class), share.share * 100.0);
         say(
             "  ",
-            &format!("{name}: {percent:.1} %, {} forms", share.forms),
+            &format!("{name}: {percent:.1} %, {}", plural(share.forms, "form")),
         );
     }
     if statements.left_out > 0 {
@@ -156,6 +172,10 @@ fn statements(assessment: &Assessment, output: &Output, say: &impl Fn(&str, &str
     if let Some(more) = statements.without_key.len().checked_sub(STATEMENTS_MAX + 1) {
         say("  ", &format!("and {} more (--json)", more + 1));
     }
+}
+
+fn plural(count: u64, thing: &str) -> String {
+    counted(usize::try_from(count).unwrap_or(usize::MAX), thing)
 }
 
 fn ids_and_keys(assessment: &Assessment, output: &Output, say: &impl Fn(&str, &str)) {
@@ -177,7 +197,7 @@ fn ids_and_keys(assessment: &Assessment, output: &Output, say: &impl Fn(&str, &s
     if assessment.largest_keys.is_empty() {
         return;
     }
-    output.data("\nlargest keys, by the statistics of ANALYZE");
+    output.data("\nlargest keys, by the statistics of ANALYZE or a sample");
     let keys = assessment.largest_keys.iter().map(|key| {
         [
             cut(&key.key, 40),

@@ -1,23 +1,23 @@
 //! Words that the text and the page share.
 
-use pgshard::import::{Assessment, Figure, Level, StatementClass, Verdict};
+use pgshard::import::{
+    Assessment, Figure, Level, StatementClass, TableDecision, TableReport, Verdict,
+};
 
 use crate::output::{counted, size};
 
 /// The verdict in a sentence.
 pub(super) fn sentence(assessment: &Assessment) -> String {
-    let changes = assessment.of(Level::Change).count();
-    let checks = assessment.of(Level::Check).count();
-    let after = match checks {
-        0 => String::new(),
-        count => format!(", and {} to check", counted(count, "thing")),
+    let after = match objects(assessment, Level::Check) {
+        (0, _) => String::new(),
+        (count, kinds) => format!(", and {} to check", of_kinds(count, "thing", kinds)),
     };
     match assessment.verdict {
         Verdict::Possible => format!("an import is possible{after}"),
-        Verdict::PossibleAfterChanges => format!(
-            "an import is possible after {}{after}",
-            counted(changes, "change")
-        ),
+        Verdict::PossibleAfterChanges => format!("an import is possible after {}{after}", {
+            let (count, kinds) = objects(assessment, Level::Change);
+            of_kinds(count, "change", kinds)
+        }),
         Verdict::Impossible => {
             let why: Vec<&str> = assessment
                 .of(Level::Impossible)
@@ -28,6 +28,47 @@ pub(super) fn sentence(assessment: &Assessment) -> String {
     }
 }
 
+/// How many objects obstacles of a level have, and how many kinds of obstacle these are.
+fn objects(assessment: &Assessment, level: Level) -> (usize, usize) {
+    let objects = assessment.of(level).map(|obstacle| obstacle.objects.len());
+    (objects.sum(), assessment.of(level).count())
+}
+
+/// `3 changes of 2 kinds`; without the kinds if each has one object.
+fn of_kinds(count: usize, thing: &str, kinds: usize) -> String {
+    if kinds == count {
+        counted(count, thing)
+    } else {
+        format!("{} of {}", counted(count, thing), counted(kinds, "kind"))
+    }
+}
+
+/// How much of the database goes to shards, in a sentence.
+pub(super) fn extent(assessment: &Assessment) -> String {
+    let imported = assessment.tables.iter().filter(|table| {
+        matches!(
+            table.decision,
+            TableDecision::Key | TableDecision::KeyColumn | TableDecision::PathToKey
+        )
+    });
+    let bytes = |tables: &mut dyn Iterator<Item = &TableReport>| -> f64 {
+        tables.map(|table| table.bytes.max(0) as f64).sum()
+    };
+    let all = bytes(&mut assessment.tables.iter());
+    let share = bytes(&mut imported.clone()) / all.max(1.0);
+    let lost = assessment.decided(TableDecision::Impossible).count();
+    let rest = match lost {
+        0 => "the rest stays, or is a reference",
+        _ => "the rest stays, is a reference, or is impossible as it is",
+    };
+    format!(
+        "{} of {} with {:.0} % of the bytes go to shards; {rest}",
+        imported.count(),
+        counted(assessment.tables.len(), "table"),
+        share * 100.0
+    )
+}
+
 /// A figure for people.
 pub(super) fn value(figure: &Figure) -> String {
     let Some(value) = figure.value else {
@@ -36,7 +77,7 @@ pub(super) fn value(figure: &Figure) -> String {
     match figure.unit {
         "seconds" => duration(value),
         "bytes" => size(value.max(0.0) as u64),
-        unit => format!("{value:.0} {unit}"),
+        unit => format!("{} {unit}", rows(Some(value))),
     }
 }
 
