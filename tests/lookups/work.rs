@@ -171,9 +171,10 @@ struct Write {
     name: Option<String>,
 }
 
+/// By `op`, too: an older snapshot also has the row that another transaction has deleted since.
 const HISTORY: &str = "INSERT INTO {shard}.history (op, id, email, name, gone) SELECT $1::text, \
     $2::bigint, u.email, u.name, u.id IS NULL FROM (SELECT) AS one LEFT JOIN {shard}.users u ON \
-    u.id = $2";
+    u.id = $2 AND u.op = $1";
 
 impl Write {
     /// The row, and then a row of the history, which so has the order in which rows were written:
