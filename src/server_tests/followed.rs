@@ -16,11 +16,11 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::{Observer, Options};
 use crate::mover::protocol::throttle::Throttle;
-use crate::mover::stream::follower::{
-    Basis, FollowedShard, Follower, FollowerOptions, write_watermark,
-};
+use crate::mover::stream::follower::Follower;
+use crate::mover::stream::options::{Basis, FollowedShard, FollowerOptions};
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
+use crate::mover::stream::watermark::write_watermark;
 use crate::mover::{Hold, Hosts};
 use crate::pg::quote_ident;
 use crate::shard::ShardId;

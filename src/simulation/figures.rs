@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::world::World;
+use super::world::{Waits, World};
 
 /// What was counted from one moment to another.
 pub(super) struct Figures {
@@ -33,7 +33,9 @@ pub(super) struct Figures {
 }
 
 impl Figures {
+    /// What happens from here on is counted.
     pub(super) fn begin(world: &World, what: &str) -> Figures {
+        *world.waits.lock().unwrap_or_else(PoisonError::into_inner) = Waits::default();
         world
             .hosts
             .iter()

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use super::figures::Figures;
 use super::server::Condition;
 use super::world::{DEADLINE, Scale, World};
 use crate::map::{Changes, Placement, ShardEpoch};
@@ -43,7 +44,7 @@ fn calls_alone() {
             (resident() - before) / scale.routers,
             scale.hosts
         );
-        let figures = world.begin("calls alone");
+        let figures = Figures::begin(&world, "calls alone");
         seconds(20).await;
         let figures = figures.end(&world);
         assert!(figures.errors.is_empty() && figures.look_ups == 0);
@@ -54,7 +55,7 @@ fn calls_alone() {
 fn a_new_map() {
     play(async |scale| {
         let world = World::warm(scale).await;
-        let figures = world.begin("a new map");
+        let figures = Figures::begin(&world, "a new map");
         let shard = ShardId::new(0).expect("a shard");
         let placement = world.map().placement(shard).expect("it has a place");
         let epoch = ShardEpoch::new(placement.epoch.get() + 1).expect("an epoch");
@@ -78,18 +79,18 @@ fn a_new_map() {
 
 async fn a_host_goes(scale: Scale, condition: Condition, what: &str) {
     let world = World::warm(scale).await;
-    let figures = world.begin(&format!("a host {what}"));
+    let figures = Figures::begin(&world, &format!("a host {what}"));
     world.hosts[0].server.become_away(condition);
     seconds(20).await;
     let figures = figures.end(&world);
     // A router tries once for all its callers, with pauses.
     assert!(figures.connects as usize <= 2 * scale.routers, "{figures}");
-    let figures = world.begin("it comes back");
+    let figures = Figures::begin(&world, "it comes back");
     world.hosts[0].server.come_back();
     seconds(20).await;
     let figures = figures.end(&world);
     assert!(figures.connects as usize <= 4 * scale.routers, "{figures}");
-    let figures = world.begin("and a while later");
+    let figures = Figures::begin(&world, "and a while later");
     seconds(5).await;
     assert!(figures.end(&world).errors.is_empty());
 }
@@ -108,7 +109,7 @@ fn a_host_goes_silent() {
 fn a_host_is_drained() {
     play(async |scale| {
         let world = World::warm(scale).await;
-        let figures = world.begin("a host is drained");
+        let figures = Figures::begin(&world, "a host is drained");
         let map = world.map();
         let shards: Vec<ShardId> = map.shards_on(&world.hosts[0].name).collect();
         for (at, pair) in shards.chunks(2).enumerate() {
@@ -132,7 +133,7 @@ fn a_host_is_drained() {
 fn a_mover_dies_behind_its_fence() {
     play(async |scale| {
         let world = World::warm(scale).await;
-        let figures = world.begin("a mover dies behind 8 fences");
+        let figures = Figures::begin(&world, "a mover dies behind 8 fences");
         let map = world.map();
         let shards: Vec<ShardId> = map.shards_on(&world.hosts[0].name).take(8).collect();
         shards.iter().for_each(|shard| world.fence(*shard, 0));
@@ -154,7 +155,7 @@ fn all_routers_start_anew() {
     play(async |scale| {
         let mut world = World::warm(scale).await;
         world.stop_routers().await;
-        let figures = world.begin("all routers start anew");
+        let figures = Figures::begin(&world, "all routers start anew");
         world.start_routers();
         seconds(20).await;
         let figures = figures.end(&world);
@@ -177,7 +178,7 @@ fn busy_routers_start_anew() {
             ..scale
         };
         let mut world = World::new(scale);
-        let figures = world.begin("busy routers start, few hosts");
+        let figures = Figures::begin(&world, "busy routers start, few hosts");
         world.start_routers();
         seconds(3).await;
         let figures = figures.end(&world);
@@ -192,18 +193,18 @@ fn busy_routers_start_anew() {
 fn the_control_database_goes_and_comes() {
     play(async |scale| {
         let world = World::warm(scale).await;
-        let figures = world.begin("the control database goes");
+        let figures = Figures::begin(&world, "the control database goes");
         world.control.become_away(Condition::Refuses);
         seconds(30).await;
         let figures = figures.end(&world);
         assert!(figures.errors.is_empty());
-        let figures = world.begin("it comes back");
+        let figures = Figures::begin(&world, "it comes back");
         world.control.come_back();
         seconds(20).await;
         let figures = figures.end(&world);
         assert!(figures.errors.is_empty());
         assert!(figures.control_opening <= scale.routers / 4, "{figures}");
-        let figures = world.begin("it is started anew, in 200 ms");
+        let figures = Figures::begin(&world, "it is started anew, in 200 ms");
         world.control.become_away(Condition::Refuses);
         tokio::time::sleep(Duration::from_millis(200)).await;
         world.control.come_back();

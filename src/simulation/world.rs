@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::figures::Figures;
 use super::scripts::{ControlScript, HostScript, Row};
 use super::server::Server;
 use crate::map::{Changes, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
@@ -194,12 +193,6 @@ impl World {
         world.start_routers();
         tokio::time::sleep(Duration::from_secs(30)).await;
         world
-    }
-
-    /// What happens from here on is counted.
-    pub(super) fn begin(&self, what: &str) -> Figures {
-        *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Waits::default();
-        Figures::begin(self, what)
     }
 
     /// How many routers have a map of this version or a later one.

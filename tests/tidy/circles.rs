@@ -11,17 +11,6 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use super::{File, files, none_of};
 
-/// The circles that are still to be cut, each by its first file: no others may be added, and a
-/// circle that is cut leaves this list.
-const KNOWN: &[&str] = &[
-    "src/mover/stream/changes.rs",
-    "src/router/call.rs",
-    "src/router/abandoned.rs",
-];
-
-/// The same for Python.
-const KNOWN_PYTHON: &[&str] = &[];
-
 type Path = Vec<String>;
 
 /// What one Rust file has: the paths that it uses, what it hands on by `pub use`, and its modules.
@@ -290,29 +279,17 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     found.into_iter().collect()
 }
 
-fn judge(imports: &BTreeMap<String, BTreeSet<String>>, known: &[&str]) {
+fn judge(imports: &BTreeMap<String, BTreeSet<String>>) {
     let mut mistakes = Vec::new();
-    let circles = circles(imports);
-    for circle in circles
-        .iter()
-        .filter(|circle| !known.contains(&circle[0].as_str()))
-    {
+    for circle in circles(imports) {
         mistakes.push(circle.join(", "));
-        for file in circle {
+        for file in &circle {
             let into: Vec<&String> = imports[file]
                 .iter()
                 .filter(|target| circle.contains(target))
                 .collect();
             mistakes.push(format!("    {file} imports {into:?}"));
         }
-    }
-    for first in known
-        .iter()
-        .filter(|first| !circles.iter().any(|circle| circle[0] == **first))
-    {
-        mistakes.push(format!(
-            "{first} begins no circle any more: take it from the list"
-        ));
     }
     none_of(
         mistakes,
@@ -349,7 +326,7 @@ pub(super) fn rust_imports() -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn no_rust_files_import_each_other() {
-    judge(&rust_imports(), KNOWN);
+    judge(&rust_imports());
 }
 
 /// The modules that a Python file imports, also within functions and for its types only.
@@ -426,7 +403,7 @@ fn no_python_files_import_each_other() {
         imports.values().map(BTreeSet::len).sum::<usize>() > 100,
         "imports are found"
     );
-    judge(&imports, KNOWN_PYTHON);
+    judge(&imports);
 }
 
 #[test]

@@ -24,7 +24,8 @@ use crate::mover::preflight::table::TableShape;
 use crate::mover::protocol::error::{Error, LOCKED_MAX};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
-use crate::mover::stream::follower::{Follower, write_watermark};
+use crate::mover::stream::follower::Follower;
+use crate::mover::stream::watermark::write_watermark;
 use crate::pg::quote_literal;
 
 /// How many bytes of small chunks are compared under one pair of snapshots, which are held for some

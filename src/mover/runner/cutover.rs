@@ -19,7 +19,8 @@ use crate::mover::runner::driver::{Online, Patience};
 use crate::mover::runner::permit::Permit;
 use crate::mover::step::HELD;
 use crate::mover::step::{Blueprint, ShardMove, Swapped, token_hash};
-use crate::mover::stream::follower::{Follower, write_watermark};
+use crate::mover::stream::follower::Follower;
+use crate::mover::stream::watermark::write_watermark;
 
 /// One attempt at the cut-over of a shard.
 pub(in crate::mover) struct CutOver<'d> {

@@ -21,8 +21,8 @@ use crate::shard::ShardId;
 use crate::mover::stream::apply::{Applier, Text};
 use crate::mover::stream::fault::{Failure, Fault};
 use crate::mover::stream::layout::{Layout, TargetColumn, Texts};
+use crate::mover::stream::options::FollowerOptions;
 use crate::mover::stream::wire::{Relation, Row, Value};
-use crate::mover::stream::worker::Worker;
 
 /// A shard that is followed.
 #[derive(Clone, Debug)]
@@ -183,7 +183,7 @@ impl TableState {
     pub(crate) async fn update(
         &mut self,
         applier: &mut Applier,
-        worker: &Worker,
+        options: &FollowerOptions,
         xid: u64,
         old: Option<Row>,
         mut new: Row,
@@ -230,7 +230,7 @@ impl TableState {
             }
             // The row has come from such a chunk.
             (true, false) if layout.lacks_values(&new) => {
-                self.read_again(applier, worker, &layout, xid, to).await?;
+                self.read_again(applier, options, &layout, xid, to).await?;
                 Ok(true)
             }
             (true, false) => {
@@ -283,12 +283,11 @@ impl TableState {
     async fn read_again(
         &mut self,
         applier: &mut Applier,
-        worker: &Worker,
+        options: &FollowerOptions,
         layout: &Arc<Layout>,
         xid: u64,
         key: Texts,
     ) -> Result<(), Failure> {
-        let options = &worker.options;
         let source = options
             .hosts
             .open(&options.source)

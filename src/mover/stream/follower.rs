@@ -1,139 +1,24 @@
-//! The handle of a follower, and what it reports: how far it is, which shards it has lost, and why.
+//! The handle of a follower: it starts the task, waits for what it reports, and requests pauses.
 //!
 //! Invariant: a future here resolves for what is durable at the target, never for what was merely
 //! read.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::map::HostName;
-use crate::mover::control::hosts::Hosts;
-use crate::mover::control::journal::Hold;
-use crate::mover::control::session::Session;
 use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::preflight::facts::Servers;
-use crate::mover::preflight::table::TableShape;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::names::MoveId;
-use crate::mover::protocol::options::Options;
 use crate::shard::ShardId;
 
+use crate::mover::stream::command::{Align, Command};
 use crate::mover::stream::fault::Fault;
+use crate::mover::stream::options::FollowerOptions;
+use crate::mover::stream::state::FollowerState;
+use crate::mover::stream::view::{ShardView, View};
 use crate::mover::stream::worker::Worker;
-
-/// How it is decided which changes are applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Basis {
-    /// By the chunks in `pgshard.chunk`: a chunk contains already what its snapshot has seen.
-    Chunks,
-    /// By the slot's position: the target is a copy as of that position, so every change is
-    /// applied.
-    Position,
-}
-
-/// A shard with changes that are applied. Its row of `pgshard.progress` must exist, under this
-/// lease.
-#[derive(Clone, Debug)]
-pub(crate) struct FollowedShard {
-    pub(crate) hold: Hold,
-    /// Where the changes go.
-    pub(crate) target_schema: String,
-    /// The tables as they are at the source.
-    pub(crate) tables: Vec<TableShape>,
-    pub(crate) basis: Basis,
-}
-
-/// What to follow.
-#[derive(Clone, Debug)]
-pub(crate) struct FollowerOptions {
-    pub(crate) hosts: Hosts,
-    pub(crate) source: HostName,
-    pub(crate) target: HostName,
-    pub(crate) id: MoveId,
-    /// The name of the slot and of the publication.
-    pub(crate) stream: String,
-    pub(crate) shards: Vec<FollowedShard>,
-    /// The positions of shards that share the slot and are not followed now: the slot keeps the
-    /// rest for their next follower.
-    pub(crate) others: BTreeMap<ShardId, u64>,
-    /// For how long broken connections are opened again without any progress in between.
-    pub(crate) patience: Duration,
-    /// The options whose failpoints are passed.
-    pub(crate) failpoints: Arc<Options>,
-}
-
-impl FollowerOptions {
-    /// A minute.
-    pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-}
-
-/// How far behind the source the target is.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Lag {
-    /// In bytes of WAL, up to where the source has decoded it. The slot's state shows how much is
-    /// not even decoded.
-    pub(crate) bytes: u64,
-    /// Between the commit of what was applied last and the source's clock; 0 if nothing is left.
-    pub(crate) seconds: f64,
-}
-
-/// The state of a shard.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ShardView {
-    /// The attempt of the last marker that was applied, durably, with everything before it.
-    pub(crate) ready: Option<i32>,
-    /// A change that came after that marker.
-    pub(crate) breach: Option<String>,
-    /// Why it is no longer followed.
-    pub(crate) fault: Option<Fault>,
-}
-
-/// What the worker reports.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct View {
-    /// Everything that was committed before this position is durable at the target.
-    pub(crate) position: u64,
-    pub(crate) lag: Lag,
-    /// The watermarks that have come through.
-    pub(crate) watermarks: BTreeSet<i64>,
-    pub(crate) shards: BTreeMap<ShardId, ShardView>,
-    /// Source transactions and changes that this process has applied.
-    pub(crate) transactions: u64,
-    pub(crate) changes: u64,
-    /// The servers that it is connected to.
-    pub(crate) servers: Option<Servers>,
-    /// Why nothing is followed any longer.
-    pub(crate) ended: Option<String>,
-}
-
-/// A request to a worker. It listens between two target transactions.
-pub(crate) enum Command {
-    /// The marker of this attempt shall make the shard ready.
-    Expect {
-        shard: ShardId,
-        attempt: i32,
-        open_hash: String,
-    },
-    Detach {
-        shard: ShardId,
-    },
-    Pause {
-        granted: oneshot::Sender<()>,
-        steps: mpsc::Receiver<Align>,
-    },
-    Stop,
-}
-
-/// A request to read on to a watermark, and to apply what a snapshot sees.
-pub(crate) struct Align {
-    pub(crate) snapshot: Snapshot,
-    pub(crate) watermark: i64,
-    pub(crate) answer: oneshot::Sender<Result<bool, String>>,
-}
 
 /// A task that follows a group's stream. It ends when this is dropped; what is not durable by then
 /// is rolled back.
@@ -157,7 +42,7 @@ impl Follower {
             shards,
             ..View::default()
         });
-        let task = tokio::spawn(Worker::new(options, view, commands).run());
+        let task = tokio::spawn(Worker::new(FollowerState::new(options, view, commands)).run());
         Follower {
             commands: sender,
             view: watched,
@@ -381,42 +266,6 @@ impl Paused {
         match outcome.await {
             Ok(Ok(aligned)) => Ok(aligned),
             Ok(Err(_)) | Err(_) => Err(over()),
-        }
-    }
-}
-
-/// A watermark is deleted by a writer of another one this much later, in microseconds: a minute. A
-/// waiting reader gets it from the stream, where it is kept.
-const WATERMARK_KEPT_US: i64 = 60_000_000;
-
-/// Writes a watermark at the source, durably. Gives its number.
-///
-/// Locks: a row of its own, and rows of earlier ones that no other session is deleting.
-pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64, Error> {
-    let what = "writing a watermark";
-    // If two sessions write watermarks within the same microsecond, one of them must try again.
-    loop {
-        source.batch(what, "BEGIN").await?;
-        source
-            .row(what, "SELECT pgshard.commit_durably()", &[])
-            .await?;
-        let sql = "INSERT INTO pgshard.beacon (move_id, number)
-            VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO \
-            NOTHING
-            RETURNING number";
-        let rows = source.rows(what, sql, &[id.uuid()]).await?;
-        let number = rows.first().map(|row| row.get::<_, i64>(0)).transpose()?;
-        if let Some(number) = number {
-            let sql = "DELETE FROM pgshard.beacon WHERE move_id = $1 AND number = ANY (ARRAY(
-                SELECT number FROM pgshard.beacon WHERE move_id = $1 AND number < $2 LIMIT 100 FOR
-                UPDATE SKIP LOCKED))";
-            source
-                .execute(what, sql, &[id.uuid(), &(number - WATERMARK_KEPT_US)])
-                .await?;
-        }
-        source.batch(what, "COMMIT").await?;
-        if let Some(number) = number {
-            return Ok(number);
         }
     }
 }

@@ -5,8 +5,7 @@ use bytes::Bytes;
 
 use crate::mover::protocol::failpoint::{CORRUPTED_VALUE, Corruption, Failpoint, TRIGGER_VALUE};
 
-use crate::mover::stream::run::Change;
-use crate::mover::stream::wire::{Row, Value};
+use crate::mover::stream::wire::{Change, Row, Value};
 
 /// What is applied instead of a change. Without a failpoint that is the change itself.
 pub(super) fn with_injected_fault(

@@ -3,8 +3,9 @@
 //!
 //! [`slot`] creates publication and slot, [`transport`] and [`wire`] read the stream, [`changes`]
 //! decides by the chunks of the copy what to apply, [`layout`] and [`apply`] apply it, [`confirm`]
-//! decides who confirms the slot, and [`run`] combines them. [`worker`] is the task, and
-//! [`follower`] its handle.
+//! decides who confirms the slot, and [`run`] combines them until a connection is lost. [`worker`]
+//! is the task, which starts runs; [`state`] is what it keeps between them. [`follower`] is its
+//! handle: it sends a [`command`] and waits for a [`view`].
 //!
 //! Invariant: a source transaction is in the target whole or not at all, and once. The source is
 //! never told that something is durable which is not durable at the target.
@@ -12,6 +13,7 @@
 pub(crate) mod adopt;
 mod apply;
 mod changes;
+mod command;
 mod confirm;
 pub(crate) mod fault;
 pub(crate) mod follower;
@@ -24,15 +26,19 @@ mod inject;
 mod inject {
     pub(super) fn with_injected_fault(
         _: Option<&crate::mover::protocol::failpoint::Failpoint>,
-        change: super::run::Change,
-    ) -> impl Iterator<Item = super::run::Change> {
+        change: super::wire::Change,
+    ) -> impl Iterator<Item = super::wire::Change> {
         std::iter::once(change)
     }
 }
 mod layout;
+pub(crate) mod options;
 pub(crate) mod row_index;
 mod run;
 pub(crate) mod slot;
+mod state;
 mod transport;
+pub(crate) mod view;
+pub(crate) mod watermark;
 mod wire;
 mod worker;

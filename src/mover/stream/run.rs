@@ -19,13 +19,14 @@ use crate::shard::ShardId;
 
 use crate::mover::stream::apply::{Applier, Care, Committed};
 use crate::mover::stream::changes::{Followed, Tables};
+use crate::mover::stream::command::{Align, Command};
 use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault};
-use crate::mover::stream::follower::{Align, Command, Lag};
 use crate::mover::stream::inject::with_injected_fault;
+use crate::mover::stream::state::{End, FollowerState};
 use crate::mover::stream::transport::{Frame, Transport};
-use crate::mover::stream::wire::{Message, Relation, Row};
-use crate::mover::stream::worker::{End, Worker};
+use crate::mover::stream::view::Lag;
+use crate::mover::stream::wire::{Change, Message, Relation, Row};
 
 /// A target transaction is committed when it holds this much, even if more waits.
 const BATCH_TRANSACTIONS: u32 = 2000;
@@ -77,7 +78,7 @@ enum Control {
 }
 
 pub(crate) struct Run<'a> {
-    worker: &'a mut Worker,
+    state: &'a mut FollowerState,
     applier: Applier,
     transport: Transport,
     shards: BTreeMap<ShardId, Followed>,
@@ -97,7 +98,7 @@ pub(crate) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(super) fn new(
-        worker: &'a mut Worker,
+        state: &'a mut FollowerState,
         applier: Applier,
         transport: Transport,
         shards: BTreeMap<ShardId, Followed>,
@@ -106,7 +107,7 @@ impl<'a> Run<'a> {
         confirmation: Confirmation,
     ) -> Run<'a> {
         Run {
-            worker,
+            state,
             applier,
             transport,
             shards,
@@ -130,13 +131,13 @@ impl<'a> Run<'a> {
         {
             // Perhaps one statement only processed its rows in the wrong order. If that is not the
             // reason, the error names the row next time.
-            self.worker.caution.begin(self.transport.server().wal_end);
+            self.state.caution.begin(self.transport.server().wal_end);
             return Ok(End::Again);
         }
         if let Err(Failure::Shard(shard, _)) = &ended
             && let Some(followed) = self.shards.get(shard)
         {
-            self.worker.held.insert(*shard, followed.applied);
+            self.state.held.insert(*shard, followed.applied);
         }
         ended
     }
@@ -145,7 +146,7 @@ impl<'a> Run<'a> {
         self.report(None);
         loop {
             if self.batch.is_none() && self.transaction.is_none() {
-                while let Ok(command) = self.worker.commands.try_recv() {
+                while let Ok(command) = self.state.commands.try_recv() {
                     if let Some(end) = self.handle_command(command).await? {
                         return Ok(end);
                     }
@@ -153,7 +154,7 @@ impl<'a> Run<'a> {
                 if self.raised.elapsed() >= RAISE_EVERY {
                     self.raise().await?;
                     // A driver that waits for a marker waits behind a fence.
-                    if self.worker.expected.is_empty()
+                    if self.state.expected.is_empty()
                         && self.confirmation.is_over(self.position).await?
                     {
                         return Ok(End::Again);
@@ -170,7 +171,7 @@ impl<'a> Run<'a> {
             }
             let between = self.transaction.is_none() && self.batch.is_none();
             tokio::select! {
-                command = self.worker.commands.recv(), if between => match command {
+                command = self.state.commands.recv(), if between => match command {
                     Some(command) => if let Some(end) = self.handle_command(command).await? { return Ok(end); },
                     None => return Ok(End::Stopped),
                 },
@@ -250,7 +251,7 @@ impl<'a> Run<'a> {
 
     fn transaction(&self) -> Result<Transaction, Failure> {
         let outside = || Error::Malformed {
-            host: self.worker.options.source.clone(),
+            host: self.state.options.source.clone(),
             what: "a change outside a transaction",
         };
         self.transaction.ok_or_else(|| outside().into())
@@ -284,7 +285,7 @@ impl<'a> Run<'a> {
             value(relation, "move_id")
                 .and_then(|id| id.parse::<Uuid>().ok())
                 .as_ref()
-                == Some(self.worker.options.id.uuid())
+                == Some(self.state.options.id.uuid())
         };
         match control {
             Control::Watermark(relation) if ours(relation) => {
@@ -336,18 +337,20 @@ impl<'a> Run<'a> {
             let breach = format!(
                 "a change came after the marker of attempt {attempt}, by transaction {xid}"
             );
-            self.worker.view.send_modify(|view| {
+            self.state.view.send_modify(|view| {
                 view.shards.entry(shard).or_default().breach = Some(breach.clone())
             });
             followed.breach = Some(breach);
         }
         let mut applied = false;
-        for change in with_injected_fault(self.worker.options.failpoints.failpoint.as_ref(), change)
+        for change in with_injected_fault(self.state.options.failpoints.failpoint.as_ref(), change)
         {
             applied |= match change {
                 Change::Insert(new) => table.insert(applier, xid, new).await?,
                 Change::Update(old, new) => {
-                    table.update(applier, self.worker, xid, old, new).await?
+                    table
+                        .update(applier, &self.state.options, xid, old, new)
+                        .await?
                 }
                 Change::Delete(old) => table.delete(applier, xid, &old).await?,
                 Change::Truncate => table.truncate(applier, xid).await?,
@@ -365,9 +368,9 @@ impl<'a> Run<'a> {
     async fn end_of_transaction(&mut self, end_lsn: u64) -> Result<(), Failure> {
         let transaction = self.transaction()?;
         self.transaction = None;
-        self.worker.recent.push_back(transaction.xid);
-        if self.worker.recent.len() > RECENT {
-            self.worker.recent.pop_front();
+        self.state.recent.push_back(transaction.xid);
+        if self.state.recent.len() > RECENT {
+            self.state.recent.pop_front();
         }
         let batch = self.batch();
         batch.transactions += 1;
@@ -393,7 +396,7 @@ impl<'a> Run<'a> {
             };
             (followed.marked, followed.breach) = (Some(*attempt), None);
             if let Some((_, hash)) = self
-                .worker
+                .state
                 .expected
                 .get(shard)
                 .filter(|(expected, _)| expected == attempt)
@@ -409,7 +412,7 @@ impl<'a> Run<'a> {
                 made_ready
             }
         };
-        self.worker
+        self.state
             .options
             .failpoints
             .at(at("before applied", "before ready"))?;
@@ -420,7 +423,7 @@ impl<'a> Run<'a> {
             self.record(&batch.touched, batch.end).await?;
         }
         self.commit_for(&batch.touched).await?;
-        self.worker
+        self.state
             .options
             .failpoints
             .at(at("after applied", "after ready"))?;
@@ -430,8 +433,8 @@ impl<'a> Run<'a> {
             }
         }
         self.position = self.position.max(batch.end);
-        self.applier.care = self.worker.caution.at(self.position);
-        self.worker.view.send_modify(|view| {
+        self.applier.care = self.state.caution.at(self.position);
+        self.state.view.send_modify(|view| {
             for (shard, attempt, _) in &ready {
                 view.shards.entry(*shard).or_default().ready = Some(*attempt);
             }
@@ -503,7 +506,7 @@ impl<'a> Run<'a> {
             .map(|one| PgLsn::from(one.applied))
             .collect();
         let breaches: Vec<Option<String>> = followed.iter().map(|one| one.breach.clone()).collect();
-        let id = *self.worker.options.id.uuid();
+        let id = *self.state.options.id.uuid();
         self.applier
             .own(
                 "recording the progress",
@@ -536,7 +539,7 @@ impl<'a> Run<'a> {
             .rows(
                 "looking for whose lease is gone",
                 sql,
-                &[self.worker.options.id.uuid()],
+                &[self.state.options.id.uuid()],
             )
             .await?;
         let held: Result<HashSet<(i32, Uuid)>, Error> = rows
@@ -592,13 +595,13 @@ impl<'a> Run<'a> {
     fn report(&self, committed_at: Option<i64>) {
         let rows = self.shards.values().map(|followed| followed.applied);
         let told = rows
-            .chain(self.worker.held.values().copied())
+            .chain(self.state.held.values().copied())
             .min()
             .unwrap_or(self.position);
         self.transport.durable(self.position.min(told));
         let server = self.transport.server();
         let bytes = server.wal_end.saturating_sub(self.position);
-        self.worker.view.send_modify(|view| {
+        self.state.view.send_modify(|view| {
             view.position = view.position.max(self.position);
             let seconds = match committed_at {
                 _ if bytes == 0 => 0.0,
@@ -619,7 +622,7 @@ impl<'a> Run<'a> {
                 open_hash,
             } => {
                 let marked = self.shards.get(&shard).and_then(|followed| followed.marked);
-                self.worker
+                self.state
                     .expected
                     .insert(shard, (attempt, open_hash.clone()));
                 if marked == Some(attempt) {
@@ -631,17 +634,17 @@ impl<'a> Run<'a> {
                     if let Some(followed) = self.shards.get_mut(&shard) {
                         followed.applied = self.position;
                     }
-                    self.worker.view.send_modify(|view| {
+                    self.state.view.send_modify(|view| {
                         view.shards.entry(shard).or_default().ready = Some(attempt);
                     });
                 }
             }
             Command::Detach { shard } => {
-                self.worker.held.remove(&shard);
-                self.worker.expected.remove(&shard);
+                self.state.held.remove(&shard);
+                self.state.expected.remove(&shard);
                 self.shards.remove(&shard);
                 self.tables.retain(|_, table| table.shard != shard);
-                self.worker.lose(shard, Fault::Detached);
+                self.state.lose(shard, Fault::Detached);
                 self.report(None);
                 if self.shards.is_empty() {
                     return Ok(Some(End::Alone));
@@ -686,7 +689,7 @@ impl<'a> Run<'a> {
     /// Reads on to the watermark and applies what the snapshot sees, if those transactions come
     /// first.
     async fn align(&mut self, snapshot: &Snapshot, watermark: i64) -> Result<bool, Failure> {
-        if !self.worker.recent.iter().all(|xid| snapshot.sees(*xid)) {
+        if !self.state.recent.iter().all(|xid| snapshot.sees(*xid)) {
             return Ok(false);
         }
         // The frames of each transaction, in the order of the commits. What is read and not applied
@@ -755,15 +758,6 @@ impl<'a> Run<'a> {
             && value("move_id")
                 .and_then(|id| id.parse::<Uuid>().ok())
                 .as_ref()
-                == Some(self.worker.options.id.uuid())
+                == Some(self.state.options.id.uuid())
     }
-}
-
-/// A change of a table of a shard.
-#[derive(Clone)]
-pub(super) enum Change {
-    Insert(Row),
-    Update(Option<Row>, Row),
-    Delete(Row),
-    Truncate,
 }

@@ -5,6 +5,15 @@
 
 use bytes::{Buf, Bytes};
 
+/// A change of a table of a shard.
+#[derive(Clone)]
+pub(super) enum Change {
+    Insert(Row),
+    Update(Option<Row>, Row),
+    Delete(Row),
+    Truncate,
+}
+
 /// One message of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {

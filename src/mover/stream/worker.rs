@@ -5,10 +5,9 @@
 //! begins, and is thrown away with the run. So there is one answer to a failure at any place: start
 //! again.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
 use tokio_postgres::types::PgLsn;
 
 use crate::backoff::Backoff;
@@ -21,16 +20,19 @@ use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
 use crate::mover::stream::adopt::adopt;
-use crate::mover::stream::apply::{Applier, Care};
+use crate::mover::stream::apply::Applier;
 use crate::mover::stream::changes::{Followed, TableState, Tables};
+use crate::mover::stream::command::Command;
 use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault, is_undecodable};
-use crate::mover::stream::follower::{Basis, Command, FollowerOptions, View};
 use crate::mover::stream::layout::TargetColumn;
+use crate::mover::stream::options::Basis;
 use crate::mover::stream::row_index;
 use crate::mover::stream::run::Run;
 use crate::mover::stream::slot::{drop_slot, free_slot};
+use crate::mover::stream::state::{End, FollowerState};
 use crate::mover::stream::transport::{Source, Transport};
+use crate::mover::stream::view::note_fault;
 use crate::pg::cause::chain;
 
 /// The pauses between two attempts.
@@ -40,122 +42,32 @@ const PAUSES: Backoff = Backoff {
     jitter: Backoff::NO_JITTER,
 };
 
-/// How long rows are applied one by one after a failure of a combined statement.
-const CAUTION: Backoff = Backoff {
-    first: Duration::from_secs(1),
-    max: Duration::from_secs(60),
-    jitter: Backoff::NO_JITTER,
-};
-
-/// What outlives a connection.
-pub(crate) struct Worker {
-    pub(super) options: FollowerOptions,
-    pub(super) view: watch::Sender<View>,
-    pub(super) commands: mpsc::Receiver<Command>,
-    /// The attempts whose markers make a shard ready, with the hashes of their open tokens.
-    pub(super) expected: HashMap<ShardId, (i32, String)>,
-    /// Numbers of the transactions applied last: a source may show a commit in its WAL before its
-    /// snapshots do.
-    pub(super) recent: VecDeque<u64>,
-    /// The positions of shards that were lost: the slot must keep the rest for a resume.
-    pub(super) held: HashMap<ShardId, u64>,
-    pub(super) caution: Caution,
-}
-
-/// How long rows are applied one by one after a combined statement has failed.
-///
-/// An application that causes such a failure once does so again, and each failure breaks a pause in
-/// which a move looks for a common point. So the time is doubled.
-pub(super) struct Caution {
-    /// It lasts at least up to this position and this time.
-    until: Option<(u64, Instant)>,
-    next: Duration,
-}
-
-impl Caution {
-    fn new() -> Caution {
-        Caution {
-            until: None,
-            next: CAUTION.first,
-        }
-    }
-
-    fn care(&self) -> Care {
-        if self.until.is_some() {
-            Care::Singly
-        } else {
-            Care::Together
-        }
-    }
-
-    /// A combined statement has failed, before this position.
-    pub(super) fn begin(&mut self, position: u64) {
-        self.until = Some((position, Instant::now() + self.next));
-        self.next = CAUTION.after(self.next);
-    }
-
-    /// Whether rows are combined from this position on.
-    pub(super) fn at(&mut self, position: u64) -> Care {
-        if self
-            .until
-            .is_some_and(|(end, time)| position >= end && Instant::now() >= time)
-        {
-            self.until = None;
-        }
-        self.care()
-    }
-}
-
-/// How a run ends without a failure.
-pub(super) enum End {
-    Stopped,
-    /// No shard is left to follow.
-    Alone,
-    /// A rollback has taken the stream.
-    TakenOver,
-    /// It has not ended: the next run applies rows one by one, or its slot is confirmed first.
-    Again,
+/// The task of a follower.
+pub(super) struct Worker {
+    state: FollowerState,
 }
 
 impl Worker {
-    pub(crate) fn new(
-        options: FollowerOptions,
-        view: watch::Sender<View>,
-        commands: mpsc::Receiver<Command>,
-    ) -> Worker {
-        let (expected, recent) = (HashMap::new(), VecDeque::new());
-        let held = options
-            .others
-            .iter()
-            .map(|(shard, position)| (*shard, *position))
-            .collect();
-        Worker {
-            options,
-            view,
-            commands,
-            expected,
-            recent,
-            held,
-            caution: Caution::new(),
-        }
+    pub(super) fn new(state: FollowerState) -> Worker {
+        Worker { state }
     }
 
-    pub(crate) async fn run(mut self) {
+    pub(super) async fn run(mut self) {
         let why = match self.follow().await {
             Ok(End::Stopped) => "it was stopped".to_owned(),
             Ok(End::Alone | End::Again) => "no shard is left".to_owned(),
             Ok(End::TakenOver) => "a rollback has taken a shard of the stream".to_owned(),
             Err(error) => chain(&error),
         };
-        tracing::debug!(stream = self.options.stream, why, "the follower ends");
-        self.view.send_modify(|view| view.ended = Some(why));
+        tracing::debug!(stream = self.state.options.stream, why, "the follower ends");
+        self.state.view.send_modify(|view| view.ended = Some(why));
     }
 
     async fn follow(&mut self) -> Result<End, Error> {
         let mut pause = PAUSES.first;
         let mut failing_since: Option<Instant> = None;
         loop {
-            let before = self.view.borrow().position;
+            let before = self.state.view.borrow().position;
             let failure = match self.attempt().await {
                 Ok(End::Again) => continue,
                 Ok(end) => return Ok(end),
@@ -164,17 +76,17 @@ impl Worker {
             match failure {
                 Failure::Final(error) => return Err(*error),
                 Failure::Shard(shard, fault) => {
-                    self.lose(shard, fault);
+                    self.state.lose(shard, fault);
                     continue;
                 }
                 Failure::Passing(error) => {
-                    if let Some(message) = error.full_disk(&self.options.target)
+                    if let Some(message) = error.full_disk(&self.state.options.target)
                         && self.makes_room()
                     {
                         self.lose_all(&message);
                         return Err(*error);
                     }
-                    if self.view.borrow().position > before {
+                    if self.state.view.borrow().position > before {
                         (failing_since, pause) = (None, PAUSES.first);
                     }
                     // It is the second time at the same place: the server would answer the same for
@@ -184,18 +96,18 @@ impl Worker {
                     }
                     let since = *failing_since.get_or_insert_with(Instant::now);
                     tracing::warn!(
-                        stream = self.options.stream,
+                        stream = self.state.options.stream,
                         error = chain(&*error),
                         "the stream is opened again"
                     );
-                    if since.elapsed() + pause > self.options.patience {
+                    if since.elapsed() + pause > self.state.options.patience {
                         return Err(*error);
                     }
                 }
             }
             let stopped = async {
                 loop {
-                    match self.commands.recv().await {
+                    match self.state.commands.recv().await {
                         Some(Command::Stop) | None => return,
                         // While there are no connections, nobody can pause and no marker comes.
                         Some(Command::Expect {
@@ -203,11 +115,11 @@ impl Worker {
                             attempt,
                             open_hash,
                         }) => {
-                            self.expected.insert(shard, (attempt, open_hash));
+                            self.state.expected.insert(shard, (attempt, open_hash));
                         }
                         Some(Command::Detach { shard }) => {
-                            self.held.remove(&shard);
-                            note_fault(&self.view, shard, Fault::Detached);
+                            self.state.held.remove(&shard);
+                            note_fault(&self.state.view, shard, Fault::Detached);
                         }
                         Some(Command::Pause { .. }) => {}
                     }
@@ -226,7 +138,7 @@ impl Worker {
     ///
     /// Locks: none; the slot is read by nobody else.
     async fn give_slot_up(&mut self, error: &Error) -> Result<Error, Error> {
-        let options = &self.options;
+        let options = &self.state.options;
         tracing::warn!(
             stream = options.stream,
             error = chain(error),
@@ -240,7 +152,7 @@ impl Worker {
                 .progress(&target)
                 .await
                 .is_ok_and(|shards| !shards.is_empty());
-        let options = &self.options;
+        let options = &self.state.options;
         if !is_ours {
             let why = format!(
                 "the server cannot decode the slot {}; it stays, because its shards may no longer \
@@ -262,35 +174,33 @@ impl Worker {
     /// Whether what is at the target is a new copy, which is dropped when the disk is full. An old
     /// copy is kept, and its changes wait in the slot.
     fn makes_room(&self) -> bool {
-        let mut shards = self.options.shards.iter();
+        let mut shards = self.state.options.shards.iter();
         shards.any(|shard| shard.basis == Basis::Chunks)
     }
 
     /// Loses every shard that is followed, because the target has no disk space left.
     fn lose_all(&self, message: &str) {
-        for shard in &self.options.shards {
+        for shard in &self.state.options.shards {
             let fault = Fault::Full {
-                host: self.options.target.clone(),
+                host: self.state.options.target.clone(),
                 message: message.to_owned(),
             };
-            self.lose(shard.hold.shard, fault);
+            self.state.lose(shard.hold.shard, fault);
         }
-    }
-
-    pub(super) fn lose(&self, shard: ShardId, fault: Fault) {
-        if fault != Fault::Detached {
-            tracing::warn!(%shard, ?fault, "a shard is no longer followed");
-        }
-        note_fault(&self.view, shard, fault);
     }
 
     /// Opens the connections and follows until something happens.
     async fn attempt(&mut self) -> Result<End, Failure> {
-        let target = self.options.hosts.open_new(&self.options.target).await?;
-        if let Some(first) = self.options.shards.first() {
+        let target = self
+            .state
+            .options
+            .hosts
+            .open_new(&self.state.options.target)
+            .await?;
+        if let Some(first) = self.state.options.shards.first() {
             target.sign(first.hold, Signed::Group).await?;
         }
-        let applier = Applier::new(target, self.caution.care()).await?;
+        let applier = Applier::new(target, self.state.caution.care()).await?;
         let session = applier.session.clone();
         if self.is_taken_over(&session).await? {
             return Ok(End::TakenOver);
@@ -299,7 +209,7 @@ impl Worker {
             return Ok(End::Alone);
         }
 
-        let options = &self.options;
+        let options = &self.state.options;
         let source = options.hosts.open_new(&options.source).await?;
         let lost = |state| Error::SlotLost {
             host: options.source.clone(),
@@ -325,7 +235,7 @@ impl Worker {
             return Ok(End::Alone);
         }
         let tables = self.tables(&session, &shards).await?;
-        let options = &self.options;
+        let options = &self.state.options;
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
         let near: String = source
             .row("asking for a transaction number", sql, &[])
@@ -333,7 +243,9 @@ impl Worker {
             .get(0)?;
         let near = near.parse().unwrap_or(0);
         let servers = facts::servers(&source, &session).await?;
-        self.view.send_modify(|view| view.servers = Some(servers));
+        self.state
+            .view
+            .send_modify(|view| view.servers = Some(servers));
         // Invariant: a shard is followed from the position in its row. The slot was told no more
         // than the rows said, so a row behind it has lost something since.
         if let Some(behind) = shards
@@ -350,7 +262,7 @@ impl Worker {
         let from = shards
             .values()
             .map(|shard| shard.applied)
-            .chain(self.held.values().copied())
+            .chain(self.state.held.values().copied())
             .min();
         let from = from.unwrap_or(0).max(state.confirmed);
         let slot = Source {
@@ -362,9 +274,17 @@ impl Worker {
         let confirmation =
             Confirmation::begin(source, &options.stream, state.confirmed, from).await?;
         let transport = Transport::start(&slot, from, confirmation.by).await?;
-        Run::new(self, applier, transport, shards, tables, near, confirmation)
-            .follow()
-            .await
+        Run::new(
+            &mut self.state,
+            applier,
+            transport,
+            shards,
+            tables,
+            near,
+            confirmation,
+        )
+        .follow()
+        .await
     }
 
     /// Whether a rollback has taken one of the shards whose old copies are fed from this stream.
@@ -378,7 +298,11 @@ impl Worker {
             taken_by IS NOT NULL)";
         let what = "looking for a rollback";
         let row = session
-            .row(what, sql, &[self.options.id.uuid(), &self.options.stream])
+            .row(
+                what,
+                sql,
+                &[self.state.options.id.uuid(), &self.state.options.stream],
+            )
             .await?;
         Ok(row.get(0)?)
     }
@@ -402,16 +326,17 @@ impl Worker {
             .rows(
                 "reading the progress",
                 sql,
-                &[self.options.id.uuid(), &self.options.stream],
+                &[self.state.options.id.uuid(), &self.state.options.stream],
             )
             .await?;
         let rows: Result<HashMap<i32, &AnsweredRow>, Error> =
             rows.iter().map(|row| Ok((row.get(0)?, row))).collect();
         let rows = rows?;
         let mut shards = BTreeMap::new();
-        for shard in &self.options.shards {
+        for shard in &self.state.options.shards {
             let hold = shard.hold;
             if self
+                .state
                 .view
                 .borrow()
                 .shards
@@ -421,17 +346,17 @@ impl Worker {
                 continue;
             }
             let Some(row) = rows.get(&hold.shard.as_i32()) else {
-                self.lose(hold.shard, Fault::LeaseLost);
+                self.state.lose(hold.shard, Fault::LeaseLost);
                 continue;
             };
             let applied = u64::from(row.get::<_, PgLsn>(2)?);
             if row.get::<_, uuid::Uuid>(1)? != hold.lease {
-                self.held.insert(hold.shard, applied);
-                self.lose(hold.shard, Fault::LeaseLost);
+                self.state.held.insert(hold.shard, applied);
+                self.state.lose(hold.shard, Fault::LeaseLost);
                 continue;
             }
             let (breach, marked): (Option<String>, Option<i32>) = (row.get(3)?, row.get(4)?);
-            self.view.send_modify(|view| {
+            self.state.view.send_modify(|view| {
                 if let Some(followed) = view.shards.get_mut(&hold.shard) {
                     (followed.ready, followed.breach) = (marked, breach.clone());
                 }
@@ -456,7 +381,8 @@ impl Worker {
         shards: &BTreeMap<ShardId, Followed>,
     ) -> Result<Tables, Failure> {
         let followed = || {
-            self.options
+            self.state
+                .options
                 .shards
                 .iter()
                 .filter(|shard| shards.contains_key(&shard.hold.shard))
@@ -512,15 +438,4 @@ impl Worker {
         }
         Ok(tables)
     }
-}
-
-/// Records a shard's fault. The first one stays.
-pub(super) fn note_fault(view: &watch::Sender<View>, shard: ShardId, fault: Fault) {
-    view.send_modify(|view| {
-        view.shards
-            .entry(shard)
-            .or_default()
-            .fault
-            .get_or_insert(fault);
-    });
 }

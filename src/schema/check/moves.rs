@@ -5,6 +5,7 @@ use crate::schema::check::finding::{Findings, Severity};
 use crate::schema::check::remedy::GC;
 use crate::schema::check::view::Hosts;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, KeptAudit, LedgerRow};
+use crate::shard::ShardId;
 
 pub(super) fn check(
     findings: &mut Findings,
@@ -40,7 +41,7 @@ pub(super) fn check(
     }
     ledger(findings, host, control);
     for audit in &control.audits {
-        not_audited(findings, host, audit);
+        not_audited(findings, hosts, host, audit);
     }
 }
 
@@ -176,8 +177,17 @@ fn ledger(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     }
 }
 
+/// Whether a host has answered, and no longer owns a shard.
+fn has_left(hosts: &Hosts<'_>, host: &HostName, shard: ShardId) -> bool {
+    let control = hosts.facts(host).and_then(|facts| facts.control.as_ref());
+    control.is_some_and(|control| {
+        let row = control.shards.get(&shard);
+        row.is_none_or(|row| !row.state.is_owner())
+    })
+}
+
 /// A move that may not have brought everything to its target.
-fn not_audited(findings: &mut Findings, host: &HostName, audit: &KeptAudit) {
+fn not_audited(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, audit: &KeptAudit) {
     let KeptAudit {
         shard,
         move_id,
@@ -192,10 +202,14 @@ fn not_audited(findings: &mut Findings, host: &HostName, audit: &KeptAudit) {
             left_out.join("; ")
         };
         let what = format!("the move {move_id} to {target} was not audited: {why}");
-        let remedy = format!(
-            "run `pgshard moves audit {move_id}`; without an audit, `pgshard moves complete` takes \
-                --unaudited"
-        );
+        let complete = format!("`pgshard moves complete {move_id} --unaudited`");
+        let remedy = match has_left(hosts, target, *shard) {
+            true => format!(
+                "the shard has left {target} since, so it can no longer be audited: run \
+                    {complete} when all is well"
+            ),
+            false => format!("run `pgshard moves audit {move_id}`; without an audit, {complete}"),
+        };
         findings.add_shard(
             Severity::Warning,
             "not_audited",

@@ -536,3 +536,29 @@ fn why_a_move_was_not_audited() {
         ]
     );
 }
+
+#[test]
+fn an_audit_is_the_remedy_only_while_the_target_serves() {
+    let remedy = |db1: &str, db2: &str, map: &[&str]| {
+        let mut survey = survey_of(&[("db1", db1), ("db2", db2)]);
+        let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
+        facts.control.as_mut().unwrap().audits = vec![KeptAudit {
+            shard: shard(0),
+            move_id: uuid::Uuid::nil(),
+            target: host("db2"),
+            differences: Vec::new(),
+            left_out: Vec::new(),
+        }];
+        let findings = check(&map_of(map), &survey, &cluster(), None);
+        let found = findings.iter().find(|one| one.code == "not_audited");
+        found.unwrap().remedy.clone()
+    };
+    let there = remedy("0 moved 2 db2", "0 serving 2", &["db2@2"]);
+    assert!(there.contains("`pgshard moves audit "), "{there}");
+    let gone = remedy("0 serving 3", "0 moved 3 db1", &["db1@3"]);
+    assert!(!gone.contains("`pgshard moves audit "), "{gone}");
+    assert!(
+        gone.contains("moves complete") && gone.contains("--unaudited"),
+        "{gone}"
+    );
+}

@@ -8,11 +8,10 @@
 //! Invariant: no shard is created unless every host of the config has been read, under a lock that
 //! keeps a second bootstrap out of all of them until this one has ended.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::Semaphore;
@@ -25,11 +24,13 @@ use super::migrations::{Migrations, Pending};
 use super::one_by_one;
 pub use super::plan::Host;
 use super::plan::{HostPlan, Knowledge, plan};
+use super::queue::{Next, Queue};
 use super::recipe::{Placed, Recipe};
 use super::redirect;
 use super::report::NO_PANIC;
 pub use super::report::{Event, HostReport, Observer, Report};
 use super::session::{self, flush, lock, read};
+use crate::backoff::Backoff;
 use crate::map::{HostName, print_ranges};
 use crate::pg::Connection;
 use crate::pg::cause::chain;
@@ -48,9 +49,12 @@ const BATCH_MAX: usize = 64;
 /// memory and in the server's.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// How many shards of a host may fail before the first is done; after that the rest is not tried.
-/// Thousands of failures for the same reason are of no use.
-const FAILURES_MAX: usize = 32;
+/// A shard is tried once, so nothing comes back.
+const NO_PAUSES: Backoff = Backoff {
+    first: Duration::ZERO,
+    max: Duration::ZERO,
+    jitter: Backoff::NO_JITTER,
+};
 
 /// What bootstrap is to do.
 #[derive(Clone, Debug)]
@@ -391,20 +395,20 @@ struct Job<'a> {
     lock_slots: i64,
 }
 
-/// What the connections of a host have done so far.
-#[derive(Default)]
+/// What the connections of a host have done so far, and the shards that are left.
 struct Progress {
-    queue: Mutex<VecDeque<Vec<Placed>>>,
+    queue: Queue<Placed>,
     report: Mutex<HostReport>,
-    done: AtomicUsize,
-    failed: AtomicUsize,
 }
 
 impl Job<'_> {
     async fn run(&self) -> HostReport {
         let host = &self.host.name;
         let to_do = self.plan.create.len() + self.plan.migrate.len();
-        let progress = Progress::default();
+        let progress = Progress {
+            queue: Queue::new(NO_PAUSES),
+            report: Mutex::default(),
+        };
         progress.report.lock().expect(NO_PANIC).unchanged = self.plan.unchanged;
         (self.observer)(Event::HostPlanned {
             host,
@@ -474,17 +478,21 @@ impl Job<'_> {
             })?;
         }
         if !plan.create.is_empty() {
-            let batches = self
+            progress
+                .queue
+                .fill(&self.host.name, plan.create.iter().copied());
+            let size = self
                 .probe(progress, &first)
                 .await
                 .map_err(|error| lost(&error))?;
+            let batches = progress.queue.waiting(&self.host.name).div_ceil(size);
             let more = self.request.width.get().min(batches) - usize::from(batches > 0);
             let others = join_all((0..more).map(|_| open(self.host))).await;
             // With fewer connections than wanted it is slower, not wrong.
             let connections =
                 std::iter::once(first).chain(others.into_iter().filter_map(Result::ok));
             let outcomes =
-                join_all(connections.map(|connection| self.work(progress, connection))).await;
+                join_all(connections.map(|connection| self.work(progress, connection, size))).await;
             let outcome = outcomes.into_iter().collect::<Result<Vec<()>, _>>();
             outcome.map_err(|error| lost(&error))?;
         }
@@ -533,41 +541,57 @@ impl Job<'_> {
         done.fault.map_or(Ok(()), Err)
     }
 
-    /// Makes one shard alone, to learn how many locks it takes, and puts the rest into the queue in
-    /// batches that leave half of the server's lock table to others. Returns the number of batches.
+    /// Makes shards alone until one is made, to learn how many locks it takes. Returns how many may
+    /// be made in one transaction, so that half of the server's lock table is left to others.
     async fn probe(
         &self,
         progress: &Progress,
         connection: &Connection,
     ) -> Result<usize, tokio_postgres::Error> {
-        let mut left = self.plan.create.iter();
-        for placed in left.by_ref() {
-            if let Some(locks) = self.alone(progress, connection, *placed).await? {
-                let room = self.lock_slots / 2 / self.request.width.get() as i64;
-                let size = usize::try_from(room / locks.max(1))
-                    .unwrap_or(1)
-                    .clamp(1, BATCH_MAX);
-                let size = size
-                    .min(BATCH_BYTES_MAX / self.recipe().size().max(1))
-                    .max(1);
-                let batches = left.as_slice().chunks(size).map(<[_]>::to_vec);
-                progress.queue.lock().expect(NO_PANIC).extend(batches);
-                break;
+        while let Some(batch) = self.take(progress, 1) {
+            for placed in batch {
+                if let Some(locks) = self.alone(progress, connection, placed).await? {
+                    let room = self.lock_slots / 2 / self.request.width.get() as i64;
+                    let size = usize::try_from(room / locks.max(1))
+                        .unwrap_or(1)
+                        .clamp(1, BATCH_MAX);
+                    return Ok(size
+                        .min(BATCH_BYTES_MAX / self.recipe().size().max(1))
+                        .max(1));
+                }
             }
         }
-        Ok(progress.queue.lock().expect(NO_PANIC).len())
+        Ok(1)
     }
 
-    /// The work of one connection: batches from the queue until there are none.
+    /// The next shards, at most so many, as long as there are any.
+    fn take(&self, progress: &Progress, max: usize) -> Option<Vec<Placed>> {
+        let host = &self.host.name;
+        match progress.queue.next(host) {
+            Next::Now(first) => {
+                let more = progress.queue.more(host, max - 1);
+                let batch = std::iter::once(first).chain(more);
+                Some(batch.map(|task| task.work).collect())
+            }
+            Next::Stop { left, failed } => {
+                for task in left {
+                    self.failed(progress, task.work.0, ShardFault::NotTried { failed });
+                }
+                None
+            }
+            // What other connections have taken does not come back.
+            Next::Later(_) | Next::Nothing => None,
+        }
+    }
+
+    /// The work of one connection: batches of at most so many from the queue until there are none.
     async fn work(
         &self,
         progress: &Progress,
         connection: Connection,
+        size: usize,
     ) -> Result<(), tokio_postgres::Error> {
-        loop {
-            let Some(batch) = progress.queue.lock().expect(NO_PANIC).pop_front() else {
-                return Ok(());
-            };
+        while let Some(batch) = self.take(progress, size) {
             if batch.len() > 1 && run_many(&connection, &self.recipe(), &batch).await? {
                 for (shard, _) in &batch {
                     self.done(progress, *shard);
@@ -578,6 +602,7 @@ impl Job<'_> {
                 self.alone(progress, &connection, placed).await?;
             }
         }
+        Ok(())
     }
 
     /// Makes one shard alone. Gives the number of its locks, or all that there are if it needs more
@@ -588,11 +613,6 @@ impl Job<'_> {
         connection: &Connection,
         placed: Placed,
     ) -> Result<Option<i64>, tokio_postgres::Error> {
-        let failed = progress.failed.load(Ordering::Relaxed);
-        if failed >= FAILURES_MAX && progress.done.load(Ordering::Relaxed) == 0 {
-            self.failed(progress, placed.0, ShardFault::NotTried { failed });
-            return Ok(None);
-        }
         match run_alone(connection, &self.recipe(), placed).await? {
             Alone::Done { locks } => {
                 self.done(progress, placed.0);
@@ -603,11 +623,12 @@ impl Job<'_> {
                 Ok(Some(self.lock_slots))
             }
             Alone::There => {
+                progress.queue.left();
                 progress.report.lock().expect(NO_PANIC).unchanged += 1;
                 Ok(None)
             }
             Alone::Failed(fault) => {
-                progress.failed.fetch_add(1, Ordering::Relaxed);
+                progress.queue.failed();
                 self.failed(progress, placed.0, fault);
                 Ok(None)
             }
@@ -627,7 +648,7 @@ impl Job<'_> {
     }
 
     fn done(&self, progress: &Progress, shard: ShardId) {
-        progress.done.fetch_add(1, Ordering::Relaxed);
+        progress.queue.done();
         progress.report.lock().expect(NO_PANIC).created.push(shard);
         (self.observer)(Event::ShardDone {
             host: &self.host.name,

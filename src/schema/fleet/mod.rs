@@ -19,6 +19,7 @@ pub mod migrate;
 pub(in crate::schema) mod migrations;
 mod one_by_one;
 mod plan;
+mod queue;
 mod recipe;
 mod redirect;
 mod report;

@@ -15,7 +15,8 @@ use crate::mover::runner::assignment::ShardResult;
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::reverse;
 use crate::mover::stream::adopt;
-use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
+use crate::mover::stream::follower::Follower;
+use crate::mover::stream::options::{Basis, FollowedShard, FollowerOptions};
 use crate::mover::stream::slot;
 use crate::shard::ShardId;
 

@@ -1,7 +1,7 @@
-//! The work on all hosts: a board with the shards that are still to be done, and for each host a
+//! The work on all hosts: a queue with the shards that are still to be done, and for each host a
 //! few connections that take shards from it.
 //!
-//! A shard that is being moved returns to the board, to the list of the host that has it then.
+//! A shard that is being moved returns to the queue, under the host that has it then.
 //!
 //! Invariant: the work ends. A shard without progress is tried until the patience is over, and so
 //! is a host that does not answer.
@@ -22,16 +22,13 @@ use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::schema::fleet::fault::HostFault;
+use crate::schema::fleet::queue::{Next, Queue, Task};
 use crate::schema::fleet::report::NO_PANIC;
 use crate::schema::fleet::session;
 use crate::shard::ShardId;
 
-/// If this many shards have failed before the first is done, the rest is not tried.
-const FAILURES_MAX: usize = 16;
-
-/// How long a worker without a shard waits before it looks at the board again: a shard may have
-/// come to its host.
-const LOOK: Duration = Duration::from_millis(100);
+/// How long workers that a standby's lag holds back wait before they look again.
+const LAG_LOOK: Duration = Duration::from_millis(500);
 
 /// The pauses before a busy shard is tried again.
 const PAUSES: Backoff = Backoff {
@@ -43,28 +40,12 @@ const PAUSES: Backoff = Backoff {
 /// The shortest limit for a statement of a range, however short the ranges should be.
 const STATEMENT_MIN: Duration = Duration::from_secs(5);
 
-/// A shard on the board.
+/// A shard in the queue.
 #[derive(Clone, Debug)]
-struct Task {
+struct ShardWork {
     shard: ShardId,
     size: Size,
     rows: u64,
-    tries: u32,
-    /// When it last made progress, or was first tried.
-    since: Option<Instant>,
-    /// It is not taken before this time.
-    due: Instant,
-}
-
-/// Which shards are to be done on which host. A shard that a worker has taken is on no list, and
-/// counts as open.
-#[derive(Default)]
-struct Board {
-    lists: BTreeMap<HostName, Vec<Task>>,
-    open: usize,
-    lost: BTreeMap<HostName, HostFault>,
-    failed: usize,
-    done: usize,
 }
 
 /// The work on all hosts.
@@ -74,24 +55,17 @@ pub(super) struct Work<'a> {
     in_all: Semaphore,
     throttles: BTreeMap<HostName, Throttle>,
     hidden: Mutex<BTreeSet<HostName>>,
-    board: Mutex<Board>,
+    queue: Queue<ShardWork>,
     report: Mutex<Report>,
-}
-
-/// What the board has for a worker.
-enum Next {
-    Now(Task),
-    Wait(Duration),
-    Nothing,
 }
 
 /// The result of a worker's work on a shard.
 enum After {
     Done,
-    /// It goes back on this host's list, after a pause. When the patience is over, it is given up
+    /// It goes back into this host's queue, after a pause. When the patience is over, it is given up
     /// for this reason.
     Later(BackfillFault),
-    /// It is put on the list of the host that it has moved to.
+    /// It goes into the queue of the host that it has moved to.
     Gone(HostName),
     Left(BackfillFault),
 }
@@ -104,22 +78,14 @@ impl<'a> Work<'a> {
         observer: Observer<'a>,
     ) -> Work<'a> {
         let throttle = || Throttle::new(request.pace.lag_max, request.pace.rows_per_second_max);
-        let due = Instant::now();
-        let task = |shard| Task {
+        let work = |shard| ShardWork {
             shard,
             size: Size::first(),
             rows: 0,
-            tries: 0,
-            since: None,
-            due,
         };
-        let mut board = Board::default();
+        let queue = Queue::new(PAUSES);
         for (host, shards) in shards {
-            board.open += shards.len();
-            // Workers take from the end.
-            board
-                .lists
-                .insert(host, shards.into_iter().rev().map(task).collect());
+            queue.fill(&host, shards.into_iter().map(work));
         }
         Work {
             request,
@@ -131,7 +97,7 @@ impl<'a> Work<'a> {
                 .map(|(host, _)| (host.clone(), throttle()))
                 .collect(),
             hidden: Mutex::default(),
-            board: Mutex::new(board),
+            queue,
             report: Mutex::new(report),
         }
     }
@@ -140,16 +106,22 @@ impl<'a> Work<'a> {
         self.report.into_inner().expect(NO_PANIC)
     }
 
-    /// A worker of a host: it takes shards from the board until none are left on any host.
+    /// A worker of a host: it takes shards from the queue until none are left on any host.
     pub(super) async fn work(&self, host: &HostName, connect: &ConnectOptions) {
         let mut session: Option<Connection> = None;
         // Since when the host has not answered.
         let mut silent: Option<Instant> = None;
         loop {
-            let task = match self.next(host) {
+            let task = match self.queue.next(host) {
                 Next::Nothing => return,
-                Next::Wait(pause) => {
+                Next::Later(pause) => {
                     tokio::time::sleep(pause).await;
+                    continue;
+                }
+                Next::Stop { left, failed } => {
+                    for task in left {
+                        self.leave(host, task.work.shard, BackfillFault::NotTried { failed });
+                    }
                     continue;
                 }
                 Next::Now(task) => task,
@@ -169,10 +141,10 @@ impl<'a> Work<'a> {
                 Err(fault) => (Err(fault), task),
             };
             match outcome {
-                Ok(after) => self.put_back(host, task, after),
+                Ok(after) => self.end_turn(host, task, after),
                 Err(fault) => {
                     let since = *silent.get_or_insert_with(Instant::now);
-                    self.put_back_at(host, task, Duration::ZERO);
+                    self.put_back(host, task, Duration::ZERO);
                     if since.elapsed() >= self.request.pace.patience {
                         self.lose(host, &fault);
                     } else {
@@ -183,55 +155,22 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn next(&self, host: &HostName) -> Next {
-        let mut board = self.board.lock().expect(NO_PANIC);
-        if board.open == 0 {
-            return Next::Nothing;
-        }
-        let now = Instant::now();
-        let stops = board.failed >= FAILURES_MAX && board.done == 0;
-        let failed = board.failed;
-        let Some(list) = board.lists.get_mut(host) else {
-            return Next::Wait(LOOK);
-        };
-        if stops {
-            let left = std::mem::take(list);
-            board.open -= left.len();
-            drop(board);
-            for task in left {
-                self.leave(host, &task, BackfillFault::NotTried { failed });
-            }
-            return Next::Wait(Duration::ZERO);
-        }
-        match list.iter().rposition(|task| task.due <= now) {
-            Some(at) => Next::Now(list.remove(at)),
-            None => {
-                let due = list
-                    .iter()
-                    .map(|task| task.due.saturating_duration_since(now))
-                    .min();
-                Next::Wait(due.unwrap_or(LOOK).min(LOOK))
-            }
-        }
-    }
-
     /// Works on one shard, until it is done or cannot be continued here.
     async fn shard(
         &self,
         host: &HostName,
         client: &Connection,
-        mut task: Task,
-    ) -> (Result<After, HostFault>, Task) {
+        mut task: Task<ShardWork>,
+    ) -> (Result<After, HostFault>, Task<ShardWork>) {
         let lost = |error: &tokio_postgres::Error| HostFault::Lost {
             reason: chain(error),
         };
-        task.since.get_or_insert_with(Instant::now);
         let pace = self.request.pace;
-        let schema = self.request.cluster.schema_prefix.schema(task.shard);
+        let schema = self.request.cluster.schema_prefix.schema(task.work.shard);
         let on_shard = OnShard {
             backfill: &self.request.backfill,
             schema: &schema,
-            shard: task.shard,
+            shard: task.work.shard,
             lock_timeout: pace.lock_timeout,
             statement_timeout: STATEMENT_MIN.max(pace.range * 10),
         };
@@ -251,26 +190,30 @@ impl<'a> Work<'a> {
             let began = Instant::now();
             let step = match &key {
                 None => on_shard.start(client).await,
-                Some(key) => on_shard.step(client, key, task.size.keys()).await,
+                Some(key) => on_shard.step(client, key, task.work.size.keys()).await,
             };
             drop(turn);
             let after = match step {
                 Err(error) => return (Err(lost(&error)), task),
                 Ok(Step::Started(found)) => {
-                    self.report.lock().expect(NO_PANIC).begun.insert(task.shard);
+                    self.report
+                        .lock()
+                        .expect(NO_PANIC)
+                        .begun
+                        .insert(task.work.shard);
                     key = Some(found);
                     continue;
                 }
                 Ok(Step::Ran { rows }) => {
-                    task.size = task.size.after(began.elapsed(), pace.range);
-                    (task.rows, task.tries, task.since) =
-                        (task.rows + rows, 0, Some(Instant::now()));
-                    self.ran(host, task.shard, rows);
+                    task.work.size = task.work.size.after(began.elapsed(), pace.range);
+                    task.work.rows += rows;
+                    task.has_progressed();
+                    self.ran(host, task.work.shard, rows);
                     continue;
                 }
-                Ok(Step::TooSlow(fault)) => match task.size.smaller() {
+                Ok(Step::TooSlow(fault)) => match task.work.size.smaller() {
                     Some(smaller) => {
-                        task.size = smaller;
+                        task.work.size = smaller;
                         continue;
                     }
                     None => After::Left(fault),
@@ -278,7 +221,7 @@ impl<'a> Work<'a> {
                 Ok(Step::Finished) => After::Done,
                 Ok(Step::Again(words)) => After::Later(BackfillFault::Busy { words }),
                 Ok(Step::Failed(fault)) => After::Left(fault),
-                Ok(Step::Elsewhere) => match self.whereabouts(client, task.shard).await {
+                Ok(Step::Elsewhere) => match self.whereabouts(client, task.work.shard).await {
                     Ok(after) => after,
                     Err(error) => return (Err(lost(&error)), task),
                 },
@@ -308,7 +251,7 @@ impl<'a> Work<'a> {
                         (self.observer)(Event::Throttled { host, bytes });
                         is_told = true;
                     }
-                    tokio::time::sleep(LOOK * 5).await;
+                    tokio::time::sleep(LAG_LOOK).await;
                 }
             }
         }
@@ -345,95 +288,66 @@ impl<'a> Work<'a> {
         })
     }
 
-    fn put_back(&self, host: &HostName, mut task: Task, after: After) {
+    fn end_turn(&self, host: &HostName, task: Task<ShardWork>, after: After) {
+        let shard = task.work.shard;
         match after {
             After::Done => {
-                let mut board = self.board.lock().expect(NO_PANIC);
-                (board.open, board.done) = (board.open - 1, board.done + 1);
-                drop(board);
-                self.report.lock().expect(NO_PANIC).done.insert(task.shard);
+                self.queue.done();
+                self.report.lock().expect(NO_PANIC).done.insert(shard);
                 (self.observer)(Event::ShardDone {
                     host,
-                    shard: task.shard,
-                    rows: task.rows,
+                    shard,
+                    rows: task.work.rows,
                 });
             }
             After::Later(fault) | After::Left(fault) if !self.may_wait(&task, &fault) => {
-                let mut board = self.board.lock().expect(NO_PANIC);
-                (board.open, board.failed) = (board.open - 1, board.failed + 1);
-                drop(board);
-                self.leave(host, &task, fault);
+                self.queue.failed();
+                self.leave(host, shard, fault);
             }
-            After::Gone(to) => {
-                task.tries += 1;
-                self.put_back_at(&to, task, PAUSES.first);
-            }
+            After::Gone(to) => self.put_back(&to, task, PAUSES.first),
             After::Later(_) | After::Left(_) => {
-                task.tries += 1;
-                let pause = PAUSES.pause(task.tries - 1);
-                self.put_back_at(host, task, pause);
+                let outcome = self.queue.retry(host, task);
+                self.leave_with_host(host, outcome);
             }
         }
     }
 
     /// Whether the fault may pass and the shard's patience is not over.
-    fn may_wait(&self, task: &Task, fault: &BackfillFault) -> bool {
+    fn may_wait(&self, task: &Task<ShardWork>, fault: &BackfillFault) -> bool {
         let passes = matches!(fault, BackfillFault::Busy { .. } | BackfillFault::Moving);
-        passes
-            && task
-                .since
-                .is_none_or(|since| since.elapsed() < self.request.pace.patience)
+        passes && task.waited() < self.request.pace.patience
     }
 
-    fn put_back_at(&self, host: &HostName, mut task: Task, pause: Duration) {
-        task.due = Instant::now() + pause;
-        let mut board = self.board.lock().expect(NO_PANIC);
-        if let Some(fault) = board.lost.get(host).cloned() {
-            board.open -= 1;
-            drop(board);
-            self.leave(
-                host,
-                &task,
-                BackfillFault::Host {
-                    reason: fault.to_string(),
-                },
-            );
-        } else {
-            board.lists.entry(host.clone()).or_default().insert(0, task);
+    fn put_back(&self, host: &HostName, task: Task<ShardWork>, pause: Duration) {
+        let outcome = self.queue.put_back(host, task, pause);
+        self.leave_with_host(host, outcome);
+    }
+
+    fn leave_with_host(&self, host: &HostName, outcome: Result<(), (Task<ShardWork>, HostFault)>) {
+        if let Err((task, fault)) = outcome {
+            let reason = fault.to_string();
+            self.leave(host, task.work.shard, BackfillFault::Host { reason });
         }
     }
 
-    /// Gives up all shards on a host's list.
+    /// Gives up all shards of a host.
     fn lose(&self, host: &HostName, fault: &HostFault) {
-        let mut board = self.board.lock().expect(NO_PANIC);
-        let left = board
-            .lists
-            .insert(host.clone(), Vec::new())
-            .unwrap_or_default();
-        board.open -= left.len();
-        board.lost.insert(host.clone(), fault.clone());
-        drop(board);
-        for task in left {
-            self.leave(
-                host,
-                &task,
-                BackfillFault::Host {
-                    reason: fault.to_string(),
-                },
-            );
+        for task in self.queue.lose(host, fault.clone()) {
+            let reason = fault.to_string();
+            self.leave(host, task.work.shard, BackfillFault::Host { reason });
         }
     }
 
-    fn leave(&self, host: &HostName, task: &Task, fault: BackfillFault) {
+    fn leave(&self, host: &HostName, shard: ShardId, fault: BackfillFault) {
         (self.observer)(Event::ShardFailed {
             host,
-            shard: task.shard,
+            shard,
             fault: &fault,
         });
         self.report
             .lock()
             .expect(NO_PANIC)
             .left
-            .insert(task.shard, fault);
+            .insert(shard, fault);
     }
 }

@@ -1,14 +1,10 @@
 //! The work on one host: a queue of shards, and a few connections that take from it.
 //!
-//! A shard that is busy goes back into the queue with a growing pause, so that others come first,
-//! and the application's statements do not queue up behind us again at once.
-//!
 //! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is
 //! bounded.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
@@ -27,14 +23,11 @@ use crate::pg::{ConnectOptions, Connection, quote_literal, shown};
 use crate::schema::control::Cluster;
 use crate::schema::fleet::fault::{HostFault, ShardFault};
 use crate::schema::fleet::migrations::{Migrations, Pending};
+use crate::schema::fleet::queue::{Next, Queue, Task};
 use crate::schema::fleet::report::{Event, HostReport, NO_PANIC, Observer};
 use crate::schema::fleet::session;
 use crate::schema::survey::open_move;
 use crate::shard::ShardId;
-
-/// How many shards of a host may fail before the first is done; after that the rest is not tried.
-/// Thousands of failures for the same reason are of no use.
-const FAILURES_MAX: usize = 32;
 
 /// The pauses before a busy shard is tried again, spread so that several do not come back together.
 const PAUSES: Backoff = Backoff {
@@ -53,30 +46,16 @@ pub(in crate::schema) struct OnHost<'a> {
     in_all: &'a Semaphore,
     observer: Observer<'a>,
     pub(in crate::schema) report: Mutex<HostReport>,
-    queue: Mutex<Vec<Task>>,
-    done: AtomicUsize,
-    failed: AtomicUsize,
+    queue: Queue<ShardWork>,
 }
 
 /// A shard in the queue.
-struct Task {
+struct ShardWork {
     shard: ShardId,
     pending: Pending,
     /// How many of its steps are done. Their SQL is composed when its turn comes: that of all
     /// shards may not fit into memory.
     done: usize,
-    tries: u32,
-    /// When it was first tried.
-    since: Option<Instant>,
-    /// It is not tried before this time.
-    due: Instant,
-}
-
-/// What a connection does next.
-enum Next {
-    Now(Task),
-    At(Instant),
-    Nothing,
 }
 
 /// A connection, and the one that holds the shard while something runs on the first without a
@@ -105,9 +84,7 @@ impl<'a> OnHost<'a> {
             in_all,
             observer,
             report: Mutex::default(),
-            queue: Mutex::default(),
-            done: AtomicUsize::new(0),
-            failed: AtomicUsize::new(0),
+            queue: Queue::new(PAUSES),
         }
     }
 
@@ -133,17 +110,12 @@ impl<'a> OnHost<'a> {
             return;
         }
         let width = self.pace.width.get().min(shards.len());
-        let due = Instant::now();
-        let task = |(shard, pending)| Task {
+        let work = |(shard, pending)| ShardWork {
             shard,
             pending,
             done: 0,
-            tries: 0,
-            since: None,
-            due,
         };
-        // The queue is taken from the end.
-        *self.queue.lock().expect(NO_PANIC) = shards.into_iter().rev().map(task).collect();
+        self.queue.fill(self.host, shards.into_iter().map(work));
         let workers = (0..width).map(|_| async {
             let client = session::open(self.connect, "pgshard migrate").await?;
             let mut worker = Worker {
@@ -155,7 +127,7 @@ impl<'a> OnHost<'a> {
         let outcomes = join_all(workers).await;
         // With fewer connections than wanted it is slower, not wrong, as long as the queue was
         // emptied.
-        let left = !self.queue.lock().expect(NO_PANIC).is_empty();
+        let left = self.queue.waiting(self.host) > 0;
         let fault = outcomes
             .into_iter()
             .filter_map(Result::err)
@@ -165,7 +137,7 @@ impl<'a> OnHost<'a> {
 
     /// How many shards were tried and have failed; a host that was given up counts as one.
     pub(super) fn failures(&self) -> usize {
-        self.failed.load(Ordering::Relaxed) + usize::from(self.is_lost())
+        self.queue.failures() + usize::from(self.is_lost())
     }
 
     /// Whether the host was given up.
@@ -195,119 +167,110 @@ impl<'a> OnHost<'a> {
     /// The work of one connection: shards from the queue until there are none.
     async fn work(&self, worker: &mut Worker) -> Result<(), HostFault> {
         loop {
-            match self.next() {
+            match self.queue.next(self.host) {
                 Next::Nothing => return Ok(()),
-                Next::At(due) => tokio::time::sleep_until(due.into()).await,
+                Next::Later(pause) => tokio::time::sleep(pause).await,
+                Next::Stop { left, failed } => {
+                    for task in left {
+                        self.failed(task.work.shard, ShardFault::NotTried { failed });
+                    }
+                }
                 Next::Now(task) => {
                     let _turn = self
                         .in_all
                         .acquire()
                         .await
                         .expect("nobody closes the semaphore");
-                    self.try_one(worker, task).await?;
+                    let tried = self.try_one(worker, task).await;
+                    // The task is lost with the connection, and the host with it.
+                    tried.inspect_err(|_| self.queue.left())?;
                 }
             }
         }
     }
 
-    fn next(&self) -> Next {
-        let mut queue = self.queue.lock().expect(NO_PANIC);
-        let now = Instant::now();
-        match queue.iter().rposition(|task| task.due <= now) {
-            Some(at) => Next::Now(queue.remove(at)),
-            None => queue
-                .iter()
-                .map(|task| task.due)
-                .min()
-                .map_or(Next::Nothing, Next::At),
-        }
-    }
-
-    async fn try_one(&self, worker: &mut Worker, mut task: Task) -> Result<(), HostFault> {
-        let failed = self.failed.load(Ordering::Relaxed);
-        if failed >= FAILURES_MAX && self.done.load(Ordering::Relaxed) == 0 {
-            self.failed(task.shard, ShardFault::NotTried { failed });
-            return Ok(());
-        }
+    async fn try_one(
+        &self,
+        worker: &mut Worker,
+        mut task: Task<ShardWork>,
+    ) -> Result<(), HostFault> {
         let lost = |error: tokio_postgres::Error| HostFault::Lost {
             reason: chain(&error),
         };
-        let since = *task.since.get_or_insert_with(Instant::now);
+        let shard = task.work.shard;
         let guard = transaction::guard(self.pace.lock_timeout);
         let steps = steps(
             self.cluster,
             self.migrations,
-            task.pending,
-            task.shard,
+            task.work.pending,
+            shard,
             &guard,
         );
-        match self.steps_of(worker, &mut task, &steps).await? {
+        match self.steps_of(worker, &mut task.work, &steps).await? {
             Outcome::Done => {
-                self.done.fetch_add(1, Ordering::Relaxed);
+                self.queue.done();
                 let mut report = self.report.lock().expect(NO_PANIC);
-                report.begun.remove(&task.shard);
-                report.migrated.push(task.shard);
+                report.begun.remove(&shard);
+                report.migrated.push(shard);
                 drop(report);
                 (self.observer)(Event::ShardDone {
                     host: self.host,
-                    shard: task.shard,
+                    shard,
                 });
             }
-            Outcome::Again(_) if since.elapsed() < self.pace.patience => self.later(task),
+            Outcome::Again(_) if task.waited() < self.pace.patience => self.retry(task),
             Outcome::Again(fault) => {
                 let is_outside = steps
-                    .get(task.done)
+                    .get(task.work.done)
                     .is_some_and(|one| one.outside.is_some());
                 let snapshot = match is_outside {
                     true => oldest_snapshot(&worker.client).await.map_err(lost)?,
                     false => None,
                 };
                 if snapshot.as_ref().is_some_and(|oldest| oldest.is_movers)
-                    && since.elapsed() < self.pace.patience + MOVERS_PATIENCE
+                    && task.waited() < self.pace.patience + MOVERS_PATIENCE
                 {
-                    self.later(task);
+                    self.retry(task);
                     return Ok(());
                 }
                 let holder = match snapshot {
                     Some(oldest) => Some(oldest.words),
-                    None => self
-                        .holder(&worker.client, task.shard)
-                        .await
-                        .map_err(lost)?,
+                    None => self.holder(&worker.client, shard).await.map_err(lost)?,
                 };
-                let (words, seconds) = (fault.to_string(), since.elapsed().as_secs());
+                let (words, seconds) = (fault.to_string(), task.waited().as_secs());
                 let fault = ShardFault::Busy {
                     words,
-                    tries: task.tries + 1,
+                    tries: task.tries(),
                     seconds,
                     holder,
                 };
-                self.give_up(worker, &task, &steps, fault).await?;
+                self.give_up(worker, &task.work, &steps, fault).await?;
             }
             // It has not been touched, and its turn comes when the move has ended.
             Outcome::Failed(ShardFault::Moving(_)) => {
-                let open = open_move(&worker.client, task.shard).await;
-                self.failed(task.shard, ShardFault::Moving(open));
+                let open = open_move(&worker.client, shard).await;
+                self.queue.left();
+                self.failed(shard, ShardFault::Moving(open));
             }
             Outcome::Failed(fault) | Outcome::Apart(fault) => {
-                self.give_up(worker, &task, &steps, fault).await?
+                self.give_up(worker, &task.work, &steps, fault).await?
             }
         }
         Ok(())
     }
 
     /// Tries a shard again after a pause.
-    fn later(&self, mut task: Task) {
-        task.tries += 1;
-        task.due = Instant::now() + PAUSES.pause(task.tries - 1);
-        self.queue.lock().expect(NO_PANIC).insert(0, task);
+    fn retry(&self, task: Task<ShardWork>) {
+        if let Err((_, fault)) = self.queue.retry(self.host, task) {
+            self.lose(Some(fault));
+        }
     }
 
     /// Runs as many steps as succeed. What is done stays done.
     async fn steps_of(
         &self,
         worker: &mut Worker,
-        task: &mut Task,
+        task: &mut ShardWork,
         steps: &[Step],
     ) -> Result<Outcome, HostFault> {
         let lost = |error: tokio_postgres::Error| HostFault::Lost {
@@ -365,11 +328,10 @@ impl<'a> OnHost<'a> {
     async fn give_up(
         &self,
         worker: &Worker,
-        task: &Task,
+        task: &ShardWork,
         steps: &[Step],
         fault: ShardFault,
     ) -> Result<(), HostFault> {
-        self.failed.fetch_add(1, Ordering::Relaxed);
         let step = match &fault {
             ShardFault::Migration { migration, .. } => {
                 steps.iter().find(|step| step.recorded.name == *migration)
@@ -396,6 +358,7 @@ impl<'a> OnHost<'a> {
                 reason: chain(&error),
             })?;
         }
+        self.queue.failed();
         self.failed(task.shard, fault);
         Ok(())
     }
