@@ -3,7 +3,7 @@
 from functools import partial
 
 from django.db import models
-from kinds.models import declare
+from kinds.models import Open, declare
 
 
 class Owner(models.Model):
@@ -18,11 +18,16 @@ class Fan(models.Model):
     name = models.CharField(max_length=50)
 
 
+class OpenManager(Open, models.Manager):
+    pass
+
+
 MODELS = declare(
     "plain",
     models.Model,
     partial(models.BigIntegerField, db_index=True),
     lambda: models.ForeignKey(Owner, models.CASCADE, related_name="owned"),
     Fan,
+    OpenManager,
 )
 globals().update(vars(MODELS))
