@@ -25,13 +25,12 @@ from .hosts import Host
 from .ids import Id
 from .keys import KeyKind
 from .map import Placement, ShardMap
-from .recovery import Asking, Recovery
-from .stale import Met, met
+from .recovery import Recovery, RecoveryContext
+from .stale import MoveSignal, met
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Asking",
     "Config",
     "ConfigError",
     "Directory",
@@ -41,11 +40,12 @@ __all__ = [
     "Id",
     "KeyKind",
     "LookUpFailed",
-    "Met",
+    "MoveSignal",
     "NotHere",
     "PgshardError",
     "Placement",
     "Recovery",
+    "RecoveryContext",
     "ShardMap",
     "ShardUnavailable",
     "TooManyWaiting",

@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 
 from .circuit import is_unreachable, told
+from .connection import HostConnection, NoAnswer, own_records, reach
 from .errors import WrongServer
 from .hosts import LOGIN_AGAIN, Host
-from .lookout import look_out
-from .reach import Linked, NoAnswer, own_records, reach
+from .primary_watch import look_out
 
 log = logging.getLogger("pgshard")
 
@@ -32,7 +32,7 @@ _KEEPALIVE = {
 }
 
 
-def connect(host: Host, **options: Any) -> Linked:
+def connect(host: Host, **options: Any) -> HostConnection:
     """A connection to a host, in autocommit. `options`: arguments for `psycopg.connect` besides the
     host's own.
 
@@ -66,7 +66,7 @@ def _try(host: Host) -> None:
         host.circuit.answered(host.name)
 
 
-def _noting(host: Host, options: dict[str, Any], *, tried: bool) -> Linked:
+def _noting(host: Host, options: dict[str, Any], *, tried: bool) -> HostConnection:
     """Connects, and tells the circuit the result."""
     generation = host.circuit.generation
     try:
@@ -83,7 +83,7 @@ def _noting(host: Host, options: dict[str, Any], *, tried: bool) -> Linked:
     return connection
 
 
-def _open(host: Host, options: dict[str, Any]) -> Linked:
+def _open(host: Host, options: dict[str, Any]) -> HostConnection:
     attempts = [{**_KEEPALIVE, **args, **options} for args in host.attempts()]
     if len(attempts) == 1 or host.known.settled or not host.is_for_primary:
         connection = _in_turn(host, attempts)
@@ -95,7 +95,7 @@ def _open(host: Host, options: dict[str, Any]) -> Linked:
     return connection
 
 
-def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> Linked:
+def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> HostConnection:
     first = host.known.answered
     errors: list[psycopg.Error] = []
     for index in [*range(first, len(attempts)), *range(first)]:
@@ -106,7 +106,7 @@ def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     raise _told(host, errors)
 
 
-def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
+def _newest(host: Host, attempts: list[dict[str, Any]]) -> HostConnection:
     """Asks all addresses, because the first in the text may be a former primary."""
     fitting, errors = _ask_all(host, attempts)
     fitting.sort(
@@ -141,7 +141,7 @@ def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     raise _told(host, errors)
 
 
-def _reach(host: Host, args: dict[str, Any]) -> Linked:
+def _reach(host: Host, args: dict[str, Any]) -> HostConnection:
     """Connects to one address. A login that is refused is tried once more."""
     try:
         return reach(args)
@@ -156,8 +156,8 @@ def _reach(host: Host, args: dict[str, Any]) -> Linked:
 def _ask_all(
     host: Host,
     attempts: list[dict[str, Any]],
-) -> tuple[list[tuple[int, Linked]], list[psycopg.Error]]:
-    answers: queue.SimpleQueue[tuple[int, Linked | psycopg.Error]] = queue.SimpleQueue()
+) -> tuple[list[tuple[int, HostConnection]], list[psycopg.Error]]:
+    answers: queue.SimpleQueue[tuple[int, HostConnection | psycopg.Error]] = queue.SimpleQueue()
     over = threading.Event()
 
     def ask(index: int) -> None:
@@ -172,7 +172,7 @@ def _ask_all(
 
     for index in range(len(attempts)):
         threading.Thread(target=ask, args=(index,), name="pgshard connect", daemon=True).start()
-    fitting: list[tuple[int, Linked]] = []
+    fitting: list[tuple[int, HostConnection]] = []
     errors: list[psycopg.Error] = []
     until: float | None = None
     for _ in attempts:
@@ -193,17 +193,17 @@ def _ask_all(
     return fitting, errors
 
 
-def _drain(answers: queue.SimpleQueue[tuple[int, Linked | psycopg.Error]]) -> None:
+def _drain(answers: queue.SimpleQueue[tuple[int, HostConnection | psycopg.Error]]) -> None:
     while True:
         try:
             _, answer = answers.get_nowait()
         except queue.Empty:
             return
-        if isinstance(answer, Linked):
+        if isinstance(answer, HostConnection):
             answer.close()
 
 
-def _admitted(host: Host, index: int, connection: Linked) -> Linked:
+def _admitted(host: Host, index: int, connection: HostConnection) -> HostConnection:
     """The connection, if its server is the host."""
     refusal = host.known.admit(connection)
     if refusal is not None and host.known.accept(own_records(connection)):

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import psycopg
 
 from .connect import connect
+from .connection import HostConnection
 from .errors import HostDiffers
 from .hosts import Host
 from .keys import KeyKind
-from .reach import Linked
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Control:
     def __init__(self, host: Host, meet: Meet) -> None:
         self.host = host
         self._meet = meet
-        self._idle: list[Linked] = []
+        self._idle: list[HostConnection] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._met = False
@@ -93,7 +93,7 @@ class Control:
         for connection in idle:
             connection.close()
 
-    def _take(self) -> tuple[Linked, bool]:
+    def _take(self) -> tuple[HostConnection, bool]:
         if self._pid != os.getpid():
             # The sockets belong to the parent, so they are not closed here; psycopg does not touch
             # them either.
@@ -117,7 +117,7 @@ class Control:
             self._met = True
         return connection, True
 
-    def _give_back(self, connection: Linked) -> None:
+    def _give_back(self, connection: HostConnection) -> None:
         with self._lock:
             if not connection.closed and len(self._idle) < _KEPT:
                 self._idle.append(connection)

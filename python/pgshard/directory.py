@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from .config import Config
+from .connection import records
 from .control import verify
 from .errors import ConfigError, UnknownHost, WrongServer
 from .follow import DatabaseFollower, FileFollower, load_map
@@ -26,7 +27,6 @@ from .identity import Records
 from .ids import shard_of_id
 from .keys import key_of_text, shard_of_key
 from .map import Placement, ShardMap
-from .reach import records
 
 log = logging.getLogger("pgshard")
 

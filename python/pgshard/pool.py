@@ -16,8 +16,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from .connect import connect
+from .connection import HostConnection
 from .hosts import Host
-from .reach import Linked
 
 WAIT_MAX = 5.0
 """How many seconds a caller waits for a place."""
@@ -25,7 +25,7 @@ IDLE_MAX = 60.0
 """After how many idle seconds a connection is closed. That happens when another one is given
 back."""
 
-Connection = Linked
+Connection = HostConnection
 
 
 def is_alive(connection: Connection) -> bool:

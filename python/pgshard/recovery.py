@@ -16,9 +16,9 @@ from uuid import UUID
 from .control import Control
 from .directory import Directory
 from .errors import NotHere, PgshardError, ShardUnavailable, TooManyWaiting, UnknownHost
-from .look import Questions
 from .map import Placement
-from .stale import Do, Look, Met, Verdict, judge, judge_peer, pause
+from .ownership import Questions
+from .stale import Do, Look, MoveSignal, Verdict, judge, judge_peer, pause
 
 log = logging.getLogger("pgshard")
 
@@ -34,7 +34,7 @@ _HOPS_MAX = 8
 """Through how many hosts one answer may lead."""
 
 
-class Asking:
+class RecoveryContext:
     """What all calls of a process share: the directory, a set of questions for each host, and how
     many calls wait for each shard."""
 
@@ -92,24 +92,28 @@ class Asking:
 class Recovery:
     """One call's way through a move. Only one thread uses it."""
 
-    def __init__(self, asking: Asking, shard: int) -> None:
-        self._asking = asking
+    def __init__(self, recovery_context: RecoveryContext, shard: int) -> None:
+        self._recovery_context = recovery_context
         self._shard = shard
         self._since: float | None = None
         self._unopened: float | None = None
         self._rounds = 0
         self._contradicted = False
 
-    def is_own(self, how: Met, place: Placement, began: float) -> bool:
+    def is_own(self, how: MoveSignal, place: Placement, began: float) -> bool:
         """Only asks whether the failed statement's error is the application's own. Raises the same
         as `after`."""
-        self._asking.questions(place.host)
-        with self._asking.waiting(self._shard):
-            _, look = self._asking.questions(place.host).ask(self._shard, how)
+        self._recovery_context.questions(place.host)
+        with self._recovery_context.waiting(self._shard):
+            _, look = self._recovery_context.questions(place.host).ask(self._shard, how)
             return judge(how, look, time.monotonic() - began, place.epoch).do is Do.OWN
 
     def after(
-        self, how: Met, place: Placement, began: float, give_back: Callable[[], None] = lambda: None
+        self,
+        how: MoveSignal,
+        place: Placement,
+        began: float,
+        give_back: Callable[[], None] = lambda: None,
     ) -> bool:
         """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is
         worth another try; False at once if its error is the application's own. `give_back` is
@@ -119,12 +123,12 @@ class Recovery:
         Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`,
         `LookUpFailed`, `HostDiffers` or `TooManyWaiting` if no host can be asked.
         """
-        self._asking.questions(place.host)
-        with self._asking.waiting(self._shard):
+        self._recovery_context.questions(place.host)
+        with self._recovery_context.waiting(self._shard):
             if self._since is None:
                 self._since = time.monotonic()
             while True:
-                asked, look = self._asking.questions(place.host).ask(self._shard, how)
+                asked, look = self._recovery_context.questions(place.host).ask(self._shard, how)
                 verdict = self._verdict(how, look, time.monotonic() - began, place.epoch)
                 log.debug(
                     "shard %s on %s: %s met, %s",
@@ -143,19 +147,24 @@ class Recovery:
                     )
                 if verdict.do is Do.AGAIN:
                     assert verdict.epoch is not None
-                    self._asking.directory.learn(self._shard, Placement(place.host, verdict.epoch))
+                    self._recovery_context.directory.learn(
+                        self._shard, Placement(place.host, verdict.epoch)
+                    )
                     return self._again(place.host)
                 if self._closed(place.host, asked, look, verdict.do):
                     return self._again(place.host)
 
-    def _verdict(self, how: Met, look: Look, ran: float, expected: int) -> Verdict:
+    def _verdict(self, how: MoveSignal, look: Look, ran: float, expected: int) -> Verdict:
         """What a look means. If the host serves the shard, and has neither closed nor opened it
         since the statement began, no signpost was there. The first time this is put down to a clock
         that was set; the second time SH001 is an error of the application, raised by one of its
         functions.
         """
         verdict = judge(how, look, ran, expected)
-        if how is Met.SIGNPOST and judge(Met.RELATIVE, look, ran, expected).do is Do.OWN:
+        if (
+            how is MoveSignal.SIGNPOST
+            and judge(MoveSignal.RELATIVE, look, ran, expected).do is Do.OWN
+        ):
             if self._contradicted:
                 return Verdict(Do.OWN)
             self._contradicted = True
@@ -168,12 +177,12 @@ class Recovery:
 
         Raises `ShardUnavailable` when the time for retries is over, and `TooManyWaiting`.
         """
-        with self._asking.waiting(self._shard):
+        with self._recovery_context.waiting(self._shard):
             if self._since is None:
                 self._since = time.monotonic()
             log.debug("shard %s: the server of %s is a standby now", self._shard, place.host)
             self._rounds += 1
-            self._asking.again += 1
+            self._recovery_context.again += 1
             if self._rounds > 1:
                 self._wait(place.host, "its server is a standby")
 
@@ -183,7 +192,7 @@ class Recovery:
         if do is Do.WAIT:
             self._wait(host, "it is being moved from there")
         elif do is Do.EXPIRE:
-            if self._asking.questions(host).expire(self._shard, asked):
+            if self._recovery_context.questions(host).expire(self._shard, asked):
                 log.info(
                     "shard %s on %s: ended the fence of a mover that has stopped", self._shard, host
                 )
@@ -198,9 +207,9 @@ class Recovery:
     def _chase(self, peer: str | None, epoch: int, token: UUID | None) -> bool:
         """Follows a shard that has moved. True when its new host has been found and learned."""
         for _ in range(_HOPS_MAX):
-            assert peer is not None, "a row that says moved names the peer: look.py has checked it"
+            assert peer is not None, "a row that says moved names the peer: ownership.py checked it"
             try:
-                questions = self._asking.questions(peer)
+                questions = self._recovery_context.questions(peer)
             except UnknownHost:
                 # It may have left the cluster since, and the shard before it.
                 found = self._search(epoch)
@@ -208,11 +217,11 @@ class Recovery:
                     raise
                 peer, epoch, token = found
                 continue
-            asked, look = questions.ask(self._shard, Met.SIGNPOST)
+            asked, look = questions.ask(self._shard, MoveSignal.SIGNPOST)
             verdict = judge_peer(epoch, look)
             if verdict.do is Do.HERE:
                 assert verdict.epoch is not None
-                self._asking.directory.learn(self._shard, Placement(peer, verdict.epoch))
+                self._recovery_context.directory.learn(self._shard, Placement(peer, verdict.epoch))
                 return True
             if verdict.do is Do.ASK:
                 peer, epoch, token = verdict.peer, look.epoch, verdict.token
@@ -229,10 +238,12 @@ class Recovery:
         """Queries every known host for a shard that was given to an unknown one at `epoch`: the
         host that has it later, by the latest epoch. A host that does not answer is left out."""
         latest: tuple[str, int, UUID | None] | None = None
-        names = [host.name for host in self._asking.directory.hosts]
+        names = [host.name for host in self._recovery_context.directory.hosts]
         for name in names:
             try:
-                _, look = self._asking.questions(name).ask(self._shard, Met.SIGNPOST)
+                _, look = self._recovery_context.questions(name).ask(
+                    self._shard, MoveSignal.SIGNPOST
+                )
             except PgshardError as error:
                 log.debug("shard %s: %s was not queried: %s", self._shard, name, error)
                 continue
@@ -252,7 +263,7 @@ class Recovery:
         # The first try after a look comes at once. If a second round is needed, hosts and signposts
         # contradict each other, so it waits.
         self._rounds += 1
-        self._asking.again += 1
+        self._recovery_context.again += 1
         if self._rounds > 1:
             self._wait(host, "it answers as if it had moved")
         return True
@@ -261,7 +272,7 @@ class Recovery:
         assert self._since is not None, "after() has noted when it began"
         waited = time.monotonic() - self._since
         nap = pause(waited, random.random())
-        if waited + nap > self._asking.retry_for:
+        if waited + nap > self._recovery_context.retry_for:
             raise ShardUnavailable(
                 f"shard {self._shard} on {host} could not be used for {waited:.1f} s: {reason}"
             )

@@ -20,7 +20,7 @@ MARGIN = 0.050
 guess costs one try."""
 
 
-class Met(enum.Enum):
+class MoveSignal(enum.Enum):
     """How a statement's error can be connected with a move."""
 
     SIGNPOST = "signpost"
@@ -31,17 +31,17 @@ class Met(enum.Enum):
     not say what it is."""
 
 
-def met(sqlstate: str | None, message: str = "") -> Met | None:
+def met(sqlstate: str | None, message: str = "") -> MoveSignal | None:
     """What a statement with this SQLSTATE and message ran into; None if no move can cause the
     error."""
     if sqlstate == "SH001":
-        return Met.SIGNPOST
+        return MoveSignal.SIGNPOST
     if sqlstate is not None and sqlstate[:2] in ("42", "0A", "3F", "55"):
-        return Met.RELATIVE
+        return MoveSignal.RELATIVE
     # The server looked for an object by its number, from before the shard went away and came back.
     # The message is not translated.
     if sqlstate == "XX000" and message.startswith("cache lookup failed for "):
-        return Met.RELATIVE
+        return MoveSignal.RELATIVE
     return None
 
 
@@ -95,7 +95,7 @@ class Verdict(NamedTuple):
     token: UUID | None = None
 
 
-def judge(how: Met, look: Look, ran: float, expected: int) -> Verdict:
+def judge(how: MoveSignal, look: Look, ran: float, expected: int) -> Verdict:
     """What a failed statement means, given what its host has said since.
 
     `ran`: seconds from before the statement (or its transaction) was sent until the look came back.
@@ -105,7 +105,7 @@ def judge(how: Met, look: Look, ran: float, expected: int) -> Verdict:
         return Verdict(Do.NOT_HERE if look.incoming is None else Do.WAIT)
     if look.state == "serving":
         disturbed = look.last_fence_ago is not None and look.last_fence_ago <= ran + MARGIN
-        if how is Met.SIGNPOST or disturbed or look.epoch > expected:
+        if how is MoveSignal.SIGNPOST or disturbed or look.epoch > expected:
             return Verdict(Do.AGAIN, look.epoch)
         return Verdict(Do.OWN)
     if look.state == "fenced":

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import psycopg
 
-from pgshard import Asking, Directory, PgshardError, Recovery, connect, met
+from pgshard import Directory, PgshardError, Recovery, RecoveryContext, connect, met
 from pgshard.ids import decode
 from pgshard.keys import KeyKind, key_of_text, shard_of_key
 from pgshard.stale import repeatable
@@ -19,7 +19,7 @@ from pgshard.template import render
 class Client:
     def __init__(self):
         self.directory = Directory.open(os.environ["PGSHARD_CONFIG"])
-        self.asking = Asking(self.directory)
+        self.recovery_context = RecoveryContext(self.directory)
         self.connections = {}
 
     def connection(self, name):
@@ -31,7 +31,7 @@ class Client:
 
     def run(self, shard, texts, transaction):
         texts = [render(text, self.directory.schema(shard)) for text in texts]
-        recovery = Recovery(self.asking, shard)
+        recovery = Recovery(self.recovery_context, shard)
         while True:
             place, began = self.directory.place(shard), time.monotonic()
             connection = self.connection(place.host)

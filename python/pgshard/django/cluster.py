@@ -16,7 +16,7 @@ from ..config import Config
 from ..directory import Directory
 from ..errors import ConfigError
 from ..keys import KeyKind, shard_of_key
-from ..recovery import Asking
+from ..recovery import RecoveryContext
 from .own_shards import OwnShards
 
 ENGINE = "pgshard.django.backend"
@@ -41,21 +41,21 @@ class Cluster:
         self.by_alias: dict[str, int] = {}
         """Shards by alias, for the aliases that were asked for."""
         self._lock = threading.RLock()
-        self._asking: Asking | None = None
+        self._recovery_context: RecoveryContext | None = None
 
     # Each statement needs both, so after the first time they are read without a lock.
     @cached_property
-    def asking(self) -> Asking:
+    def recovery_context(self) -> RecoveryContext:
         """How this process finds out where shards are."""
         with self._lock:
-            if self._asking is None:
-                self._asking = Asking(Directory(self.config))
-            return self._asking
+            if self._recovery_context is None:
+                self._recovery_context = RecoveryContext(Directory(self.config))
+            return self._recovery_context
 
     @cached_property
     def directory(self) -> Directory:
         """Which host a shard is on."""
-        return self.asking.directory
+        return self.recovery_context.directory
 
     def shard_of_key(self, key: Any) -> int:
         """The shard of a key. Raises `WrongKey`."""

@@ -14,7 +14,7 @@ from django.db import OperationalError
 
 from .. import errors as core
 from ..map import Placement
-from ..stale import Met
+from ..stale import MoveSignal
 
 
 class NoShard(core.PgshardError):
@@ -35,13 +35,13 @@ class ShardMoved(OperationalError):
     """The shard."""
     whole = False
     """Whether it happened in a transaction. Nothing of the transaction stays."""
-    how: Met | None
+    how: MoveSignal | None
     """What the statement met; None if the server is a standby since a fail-over."""
     place: Placement
     began: float
 
     def met_move(
-        self, shard: int, how: Met | None, place: Placement, began: float, whole: bool
+        self, shard: int, how: MoveSignal | None, place: Placement, began: float, whole: bool
     ) -> None:
         """Records what was met, and where."""
         self.shard, self.how, self.place, self.began, self.whole = shard, how, place, began, whole

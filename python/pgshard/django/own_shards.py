@@ -10,7 +10,7 @@ import operator
 import threading
 from typing import Any, Protocol
 
-from ..recovery import Asking
+from ..recovery import RecoveryContext
 
 MAKE = """CREATE SCHEMA IF NOT EXISTS pgshard_test;
 CREATE TABLE IF NOT EXISTS pgshard_test.key_shard (
@@ -25,7 +25,7 @@ _PUT = (
 
 class _Cluster(Protocol):
     @property
-    def asking(self) -> Asking: ...
+    def recovery_context(self) -> RecoveryContext: ...
 
     @property
     def shards(self) -> int: ...
@@ -59,8 +59,8 @@ class OwnShards:
     def _put(self, key: Any, remainder: int) -> int:
         used = self._used
         wanted = remainder if not used[remainder] else used.index(min(used))
-        host = next(iter(self._cluster.asking.directory.hosts))
-        control = self._cluster.asking.questions(host.name).control
+        host = next(iter(self._cluster.recovery_context.directory.hosts))
+        control = self._cluster.recovery_context.questions(host.name).control
         row = control.run(lambda c: c.execute(_PUT, [str(key), wanted]).fetchone())
         assert row is not None, "RETURNING gives a row"
         return int(row[0])

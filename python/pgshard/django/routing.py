@@ -452,7 +452,7 @@ def repeat_on(using: str, work: Callable[[], T]) -> T:
             left = shard.kept != kept or connections[using] is not shard
             if left or not moved.whole or moved.shard != shard.shard or shard.has_transaction():
                 raise
-            recovery = recovery or Recovery(cluster().asking, moved.shard)
+            recovery = recovery or Recovery(cluster().recovery_context, moved.shard)
             wait_out(recovery, moved)
 
 

@@ -109,7 +109,7 @@ def end(made: TestShards) -> None:
     state.visible = ()
     TransactionTestCase.databases = made.databases
     pools.close_all()
-    cluster().asking.close()
+    cluster().recovery_context.close()
     os.environ.pop(TEST_CONFIG, None)
     state.cluster = made.real
     shutil.rmtree(made.folder, ignore_errors=True)

@@ -41,14 +41,14 @@ from sqlalchemy.orm.attributes import set_attribute, set_committed_value
 from sqlalchemy.orm.base import NO_VALUE
 
 from ..connect import connect
+from ..connection import HostConnection, is_lost, is_standby
 from ..directory import Directory
 from ..errors import PgshardError, WrongId, WrongKey
 from ..hosts import Host
 from ..map import Placement
 from ..pool import WAIT_MAX, is_alive
-from ..reach import Linked, is_lost, is_standby
-from ..recovery import RETRY_FOR, Asking, Recovery
-from ..stale import Met, asks_about_names, met
+from ..recovery import RETRY_FOR, Recovery, RecoveryContext
+from ..stale import MoveSignal, asks_about_names, met
 from ..template import render
 from .written import ID, KEY, REFERS, Unclear, Written, is_expression, mark, written
 
@@ -120,8 +120,8 @@ class _Earlier:
 class _Attempt:
     """One transaction on one shard, as its connection's events see it."""
 
-    def __init__(self, asking: Asking, shard: int, earlier: _Earlier) -> None:
-        self.asking = asking
+    def __init__(self, recovery_context: RecoveryContext, shard: int, earlier: _Earlier) -> None:
+        self.recovery_context = recovery_context
         self.shard = shard
         self.run = object()
         self._earlier = earlier
@@ -129,9 +129,9 @@ class _Attempt:
         self._came: list[tuple[object, dict[str, Any], dict[str, Any]]] = []
         self._changed: object = None
         self.began = time.monotonic()
-        self.place: Placement = asking.directory.place(shard)
-        self.schema = asking.directory.schema(shard)
-        self.met: Met | None = None
+        self.place: Placement = recovery_context.directory.place(shard)
+        self.schema = recovery_context.directory.schema(shard)
+        self.met: MoveSignal | None = None
         self.read_only = False
         self._sent = 0
         self._ended = False
@@ -156,16 +156,16 @@ class _Attempt:
     def before(self, sql: str, driver: Any) -> str:
         """Called before a statement is sent. Returns the SQL to send."""
         self._look_for_the_end(driver)
-        if self._sent and self.asking.directory.epoch(self.shard) > self.place.epoch:
+        if self._sent and self.recovery_context.directory.epoch(self.shard) > self.place.epoch:
             # The transaction can only have read so far, because a write would have kept the shard
             # where it is. What it reads next could be the old copy, through a plan that was made
             # before.
-            self.met = Met.SIGNPOST
+            self.met = MoveSignal.SIGNPOST
             raise ShardMoved(f"shard {self.shard} has moved since the transaction began")
         self._sent += 1
         if asks_about_names(sql):
             # This counts only if the host says that it served the shard.
-            self.met = self.met or Met.RELATIVE
+            self.met = self.met or MoveSignal.RELATIVE
         return render(sql, self.schema, self.shard)
 
     def failed(self, error: BaseException | None) -> None:
@@ -173,7 +173,7 @@ class _Attempt:
         if not isinstance(error, psycopg.Error):
             return
         how = met(error.sqlstate, error.diag.message_primary or "")
-        self.met = self.met if self.met is Met.SIGNPOST else how or self.met
+        self.met = self.met if self.met is MoveSignal.SIGNPOST else how or self.met
         self.read_only = self.read_only or error.sqlstate == _READ_ONLY
 
     def check(self, one: object) -> None:
@@ -227,7 +227,7 @@ class _Attempt:
         if isinstance(column.type, TypeDecorator):
             # The application's type: what it makes of the value is the key, or the ID.
             value = column.type.process_bind_param(value, _DIALECT)
-        directory = self.asking.directory
+        directory = self.recovery_context.directory
         # The server takes a text for a number, and for a UUID.
         if what == ID:
             shard = directory.shard_of_id(int(value) if isinstance(value, str) else value)
@@ -340,8 +340,10 @@ class _Attempt:
 
         Raises `ShardMoved`.
         """
-        own = Recovery(self.asking, self.shard).is_own(Met.RELATIVE, self.place, self.began)
-        if self.met is Met.SIGNPOST or not own:
+        own = Recovery(self.recovery_context, self.shard).is_own(
+            MoveSignal.RELATIVE, self.place, self.began
+        )
+        if self.met is MoveSignal.SIGNPOST or not own:
             raise ShardMoved(
                 f"shard {self.shard} was moved, or closed for a move, during the transaction"
             )
@@ -354,7 +356,7 @@ class _Attempt:
             return recovery.after(self.met, self.place, self.began)
         if self.read_only:
             try:
-                standby = self.asking.questions(self.place.host).control.run(is_standby)
+                standby = self.recovery_context.questions(self.place.host).control.run(is_standby)
             except psycopg.Error:
                 return False
             if standby:
@@ -530,7 +532,7 @@ class _Engines:
                     " leave it out"
                 )
         self.directory = directory
-        self._asking = Asking(directory, retry_for)
+        self._recovery_context = RecoveryContext(directory, retry_for)
         self._options = options
         self._met: set[str] = set()
         self._forget()
@@ -545,7 +547,7 @@ class _Engines:
         """The shards of a config file; if no file is given, of the one that `Config.find` finds."""
         return cls(Directory.open(path), **options)
 
-    def _connected(self, host: Host) -> Linked:
+    def _connected(self, host: Host) -> HostConnection:
         named: dict[str, Any] = {} if host.named else {"prepare_threshold": None}
         connection = connect(host, **named)
         if host.name not in self._met:
@@ -581,7 +583,7 @@ class Shards(_Engines):
     fork."""
 
     def _made(self, host: Host, options: dict[str, Any]) -> Engine:
-        def creator() -> Linked:
+        def creator() -> HostConnection:
             connection = self._connected(host)
             connection.autocommit = False
             return connection
@@ -607,10 +609,10 @@ class Shards(_Engines):
 
     def run_on(self, shard: int, work: Callable[[Session], T]) -> T:
         """The same as `run`, on the shard with this number."""
-        recovery = Recovery(self._asking, shard)
+        recovery = Recovery(self._recovery_context, shard)
         earlier = _Earlier()
         while True:
-            attempt = _Attempt(self._asking, shard, earlier)
+            attempt = _Attempt(self._recovery_context, shard, earlier)
             try:
                 return self._attempt(attempt, work)
             except Exception:
@@ -651,7 +653,7 @@ class Shards(_Engines):
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             engine.dispose()
-        self._asking.close()
+        self._recovery_context.close()
 
     def after_fork(self) -> None:
         """For the child of a fork: the connections belong to the parent. It is called
@@ -692,7 +694,7 @@ class AsyncLinked(psycopg.AsyncConnection[Any]):
     """A connection for asyncio. `linked` opened it and asked the server who it is, and this object
     takes that connection over."""
 
-    linked: Linked
+    linked: HostConnection
 
 
 class AsyncShards(_Engines):
@@ -731,10 +733,10 @@ class AsyncShards(_Engines):
 
     async def run_on(self, shard: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """The same as `run`, on the shard with this number."""
-        recovery = Recovery(self._asking, shard)
+        recovery = Recovery(self._recovery_context, shard)
         earlier = _Earlier()
         while True:
-            attempt = _Attempt(self._asking, shard, earlier)
+            attempt = _Attempt(self._recovery_context, shard, earlier)
             try:
                 return await self._attempt(attempt, work)
             except Exception:
@@ -785,7 +787,7 @@ class AsyncShards(_Engines):
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             await engine.dispose()
-        await self._in_thread(self._asking.close)
+        await self._in_thread(self._recovery_context.close)
 
     def after_fork(self) -> None:
         """For the child of a fork: the connections and threads belong to the parent. It is called

@@ -11,7 +11,16 @@ import psycopg
 import pytest
 from proxy import Proxy
 
-from pgshard import Asking, Config, Directory, HostUnreachable, LookUpFailed, Met, circuit, connect
+from pgshard import (
+    Config,
+    Directory,
+    HostUnreachable,
+    LookUpFailed,
+    MoveSignal,
+    RecoveryContext,
+    circuit,
+    connect,
+)
 from pgshard.pool import Pool, is_alive
 
 TEXT = """[cluster]
@@ -196,10 +205,10 @@ def test_a_look_up_of_a_dead_host_fails_at_once_too(tmp_path, opened):
         port = free.getsockname()[1]
     path = tmp_path / "pgshard.toml"
     path.write_text(TEXT.replace("PORT", str(port)))
-    asking = Asking(Directory.open(path))
+    recovery_context = RecoveryContext(Directory.open(path))
     for _ in range(50):
         with pytest.raises(LookUpFailed, match=r"host db1 .* is out of reach"):
-            asking.questions("db1").ask(0, Met.SIGNPOST)
+            recovery_context.questions("db1").ask(0, MoveSignal.SIGNPOST)
     assert len(opened) < 25
 
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from world import World, control
 
-from pgshard import Asking, Directory, Met, WrongServer, connect, lookout
+from pgshard import Directory, MoveSignal, RecoveryContext, WrongServer, connect, primary_watch
 from pgshard.identity import Record
 
 SHARD = 0
@@ -63,7 +63,7 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
     """The standby is promoted while the primary lives on. Within seconds nobody writes to the
     former primary and nobody new connects to it; and a process that knows of the later one refuses
     it even if it is the only address."""
-    monkeypatch.setattr(lookout, "EVERY", 0.1)
+    monkeypatch.setattr(primary_watch, "EVERY", 0.1)
     # However slow the machine is, both addresses get to answer.
     monkeypatch.setattr(sys.modules["pgshard.connect"], "OTHERS_MAX", 60.0)
     standby = made.standby("db1")
@@ -117,8 +117,8 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
     made.run("bootstrap")
     control(made.server("db1"), "start")
     made.path.write_text(before)
-    old = Asking(Directory.open(made.path))
-    old.questions("db2").ask(3, Met.SIGNPOST)
+    old = RecoveryContext(Directory.open(made.path))
+    old.questions("db2").ask(3, MoveSignal.SIGNPOST)
     with pytest.raises(
         WrongServer,
         match=(

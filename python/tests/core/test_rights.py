@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from world import World
 
-from pgshard import Asking, Directory, Recovery, connect, met
+from pgshard import Directory, Recovery, RecoveryContext, connect, met
 from pgshard.template import render
 
 TABLE = """CREATE TABLE {shard}.notes (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
@@ -21,18 +21,21 @@ READ = "SELECT text FROM {shard}.notes WHERE id = %s"
 class Client:
     """Runs statements on the host where their shard is, as the documentation shows."""
 
-    def __init__(self, asking: Asking) -> None:
-        self.asking = asking
+    def __init__(self, recovery_context: RecoveryContext) -> None:
+        self.recovery_context = recovery_context
         self.connections: dict[str, psycopg.Connection] = {}
 
     def connection(self, host: str) -> psycopg.Connection:
         found = self.connections.get(host)
         if found is None or found.closed:
-            found = self.connections[host] = connect(self.asking.directory.host(host))
+            found = self.connections[host] = connect(self.recovery_context.directory.host(host))
         return found
 
     def run(self, shard: int, sql: str, params=()):
-        directory, recovery = self.asking.directory, Recovery(self.asking, shard)
+        directory, recovery = (
+            self.recovery_context.directory,
+            Recovery(self.recovery_context, shard),
+        )
         while True:
             place, began = directory.place(shard), time.monotonic()
             try:
@@ -84,9 +87,9 @@ def as_role(closed):
     def made(role: str) -> Client:
         path = closed.path.with_name(f"{role}.toml")
         path.write_text(closed.path.read_text().replace("//app@", f"//{role}@"))
-        asking = Asking(Directory.open(path))
-        client = Client(asking)
-        opened.extend((client, asking))
+        recovery_context = RecoveryContext(Directory.open(path))
+        client = Client(recovery_context)
+        opened.extend((client, recovery_context))
         return client
 
     yield made

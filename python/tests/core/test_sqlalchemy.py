@@ -170,7 +170,7 @@ def test_errors_of_the_application_stay_its_own(shards):
         shards.run(5, add(lambda: Album(user_id=5, name="once")))
     with pytest.raises(ProgrammingError, match="photoz"):
         shards.run(5, lambda session: session.execute(text("SELECT 1 FROM {shard}.photoz")))
-    assert shards._asking.again == 0
+    assert shards._recovery_context.again == 0
 
     def caught(session):
         session.add(Album(user_id=5, name="kept"))
@@ -354,7 +354,7 @@ def test_nothing_is_lost_while_a_shard_moves(made, shards):
     likes = select(Photo.likes).where(Photo.title == "counter")
     assert shards.run(user, lambda session: session.scalar(likes)) == total
     assert shards.run(user, lambda session: session.scalar(select(func.count(Album.id)))) == total
-    assert shards._asking.again > 0
+    assert shards._recovery_context.again > 0
 
 
 # ------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ async def test_asyncio(made, shards, monkeypatch):
 
 @asynchronous
 async def test_asyncio_while_a_shard_moves(made, shards, monkeypatch):
-    user, stop, counts, before = 12, asyncio.Event(), [0] * 8, shards._asking.again
+    user, stop, counts, before = 12, asyncio.Event(), [0] * 8, shards._recovery_context.again
 
     async def writer(number):
         async def work(session):
@@ -433,7 +433,7 @@ async def test_asyncio_while_a_shard_moves(made, shards, monkeypatch):
     assert await shards.run(user, rows) == {
         f"{n} {count}" for n in range(8) for count in range(counts[n])
     }
-    assert shards._asking.again > before
+    assert shards._recovery_context.again > before
 
 
 @asynchronous

@@ -714,7 +714,7 @@ def test_an_object_from_outside_survives_a_move(made, shards, monkeypatch):
 
     shards.run(9, work)
     assert (count(shards, 9, Photo), count(shards, 9, photo_tags)) == (2, 1)
-    assert shards._asking.again == 1
+    assert shards._recovery_context.again == 1
 
 
 def test_a_session_that_commits_each_statement_is_refused(made):

@@ -12,7 +12,7 @@ from pgshard import (
     ConfigError,
     Directory,
     KeyKind,
-    Met,
+    MoveSignal,
     Placement,
     ShardMap,
     WrongId,
@@ -137,7 +137,7 @@ def said(verdict) -> list:
 
 @pytest.mark.parametrize("case", cases("stale", "judge"), ids=str)
 def test_what_an_error_means(case):
-    assert said(judge(Met(case["met"]), look(case), 0.010, 3)) == case["do"]
+    assert said(judge(MoveSignal(case["met"]), look(case), 0.010, 3)) == case["do"]
 
 
 @pytest.mark.parametrize("case", cases("stale", "judge_peer"), ids=str)

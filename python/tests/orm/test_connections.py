@@ -159,10 +159,13 @@ def test_a_pool_that_is_exhausted_says_so(m, pools, monkeypatch):
         ):
             m.Photo.objects.for_key(U).count()
         # Look-ups have connections of their own.
-        from pgshard import Met
+        from pgshard import MoveSignal
         from pgshard.django.cluster import cluster
 
-        assert cluster().asking.questions("db1").ask(U, Met.SIGNPOST)[1].state == "serving"
+        assert (
+            cluster().recovery_context.questions("db1").ask(U, MoveSignal.SIGNPOST)[1].state
+            == "serving"
+        )
     finally:
         for connection in taken:
             pool.give_back(connection)

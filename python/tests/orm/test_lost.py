@@ -155,8 +155,10 @@ def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
         threads = [threading.Thread(target=make, args=(call,)) for call in calls]
         for thread in threads:
             thread.start()
-        before, end = cluster().asking.again, time.monotonic() + 60
-        while cluster().asking.again < before + 6 and not errors and time.monotonic() < end:
+        before, end = cluster().recovery_context.again, time.monotonic() + 60
+        while (
+            cluster().recovery_context.again < before + 6 and not errors and time.monotonic() < end
+        ):
             time.sleep(0.02)
         through.target = primary
         for thread in threads:

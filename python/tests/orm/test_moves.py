@@ -172,14 +172,14 @@ def working(calls, work, threads=2):
 def test_no_call_notices_moves(world, m):
     from pgshard.django.cluster import cluster
 
-    before = cluster().asking.again
+    before = cluster().recovery_context.again
 
     def work():
         for _ in range(8 if LONG else 2):
             world.move(2)
 
     working(Calls(m, 2), work)
-    assert cluster().asking.again > before
+    assert cluster().recovery_context.again > before
 
 
 def test_a_mover_that_is_killed_is_not_noticed(world, m):
@@ -412,10 +412,10 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch
     assert m.Tag.objects.for_key(user).count() == 1
     assert read_and_ask() == expected
     # A column with the name of such a function costs nothing.
-    asked = cluster().asking.questions(world.host_of(user)).asked
+    asked = cluster().recovery_context.questions(world.host_of(user)).asked
     with connections["shard-13"].cursor() as cursor:
         cursor.execute("SELECT word AS short_description FROM {shard}.photos_tag")
-    assert cluster().asking.questions(world.host_of(user)).asked == asked
+    assert cluster().recovery_context.questions(world.host_of(user)).asked == asked
 
 
 def test_rows_of_many_shards_are_found_when_one_has_moved(world, m, monkeypatch):

@@ -26,11 +26,11 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from ... import errors as core
+from ...connection import is_lost, is_standby
 from ...map import Placement
 from ...pool import Connection, Pool, is_alive
-from ...reach import is_lost, is_standby
 from ...recovery import Recovery
-from ...stale import Met, asks_about_names, met
+from ...stale import MoveSignal, asks_about_names, met
 from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
 from ..cluster import cluster, shard_of_alias, state
@@ -424,7 +424,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 if self._defers or not asks_about_names(sql.replace(self.schema, HOLE)):
                     result = execute()
                 else:
-                    recovery = recovery or Recovery(cluster().asking, self.shard)
+                    recovery = recovery or Recovery(cluster().recovery_context, self.shard)
                     believed, result = self._believed(
                         cursor, sql, execute, recovery, began, repeatable
                     )
@@ -442,7 +442,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     if getattr(cause, "sqlstate", None) == READ_ONLY and self._is_on_standby(
                         cursor
                     ):
-                        recovery = recovery or Recovery(cluster().asking, self.shard)
+                        recovery = recovery or Recovery(cluster().recovery_context, self.shard)
                         self._failed_over(cursor, recovery, first and repeatable, began, error)
                         continue
                     self._count()
@@ -451,7 +451,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     self._count()
                     self._refuse(how, began, error)
                     raise
-                recovery = recovery or Recovery(cluster().asking, self.shard)
+                recovery = recovery or Recovery(cluster().recovery_context, self.shard)
                 if not self._recovered(cursor, recovery, how, began):
                     self._count()
                     raise
@@ -481,14 +481,14 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if self._own is not None or cursor.stream is not None or not repeatable:
             result = execute()
             if repeatable and (self._sent == 0 or cursor.stream is not None):
-                return not self._recovered(cursor, recovery, Met.RELATIVE, began), result
-            self._refuse(Met.RELATIVE, began, None)
+                return not self._recovered(cursor, recovery, MoveSignal.RELATIVE, began), result
+            self._refuse(MoveSignal.RELATIVE, began, None)
             return True, result
         with self.wrap_database_errors:
             self.connection.execute("BEGIN", prepare=False)
         try:
             result = execute()
-            if self._recovered(cursor, recovery, Met.RELATIVE, began):
+            if self._recovered(cursor, recovery, MoveSignal.RELATIVE, began):
                 return False, None
             with self.wrap_database_errors:
                 self.connection.execute("COMMIT", prepare=False)
@@ -519,7 +519,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 # The transaction can only have read so far, because a write would have kept the
                 # shard where it is. What it reads next could be the old copy, through a plan that
                 # was made before.
-                self._moved(Met.SIGNPOST, self._began)
+                self._moved(MoveSignal.SIGNPOST, self._began)
             if cursor.cursor.connection is not self.connection:
                 cursor.cursor = self._on(self.connection, cursor.server_side_name)
 
@@ -537,13 +537,13 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             held[0].discard(held[1])
         self.connection = None
 
-    def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
+    def _refuse(self, how: MoveSignal, began: float, error: BaseException | None) -> None:
         """Raises `ShardMoved`, unless the error or the answer is the application's own. Raises
         `InDoubt` if nobody can say that, and something of the statement may stay."""
         since = self._began if self._own is not None else began
         try:
             with translate_errors():
-                if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
+                if Recovery(cluster().recovery_context, self.shard).is_own(how, self._place, since):
                     return
         except OperationalError as unknown:
             if self._own is not None:
@@ -556,7 +556,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             ) from unknown
         self._moved(how, since, error)
 
-    def _moved(self, how: Met, since: float, error: BaseException | None = None) -> NoReturn:
+    def _moved(self, how: MoveSignal, since: float, error: BaseException | None = None) -> NoReturn:
         whole = self._own is not None
         if whole:
             words = "a transaction was open: nothing of it stays, so run all of it again"
@@ -608,7 +608,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 return is_standby(connection)
             # Behind a pooler the server may be another one by now. The transaction has failed, so
             # it cannot ask.
-            return cluster().asking.questions(self._place.host).control.run(is_standby)
+            return cluster().recovery_context.questions(self._place.host).control.run(is_standby)
         except (psycopg.Error, core.PgshardError):
             return False
 
@@ -631,7 +631,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self._drop_shared()
         raise moved from error
 
-    def _recovered(self, cursor: Any, recovery: Recovery, how: Met | None, began: float) -> bool:
+    def _recovered(
+        self, cursor: Any, recovery: Recovery, how: MoveSignal | None, began: float
+    ) -> bool:
         """Waits until the statement is worth another try, and prepares the cursor for it; False if
         it is not worth one. `how` is None if the statement met a standby."""
         given_back: list[bool] = []

@@ -19,7 +19,7 @@ import psycopg
 
 from .control import Control
 from .errors import ConfigError, LookUpFailed
-from .stale import Look, Met
+from .stale import Look, MoveSignal
 
 _LOOK = (
     "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token,"
@@ -43,15 +43,15 @@ class Questions:
         # the application's own. They have separate lanes, so that the others never delay the
         # former.
         self._lanes = {
-            Met.SIGNPOST: _Lane(_SIGNPOST_SPACING),
-            Met.RELATIVE: _Lane(_RELATIVE_SPACING),
+            MoveSignal.SIGNPOST: _Lane(_SIGNPOST_SPACING),
+            MoveSignal.RELATIVE: _Lane(_RELATIVE_SPACING),
         }
         self._mending: dict[int, _Mended] = {}
         self._lock = threading.Lock()
         self.asked = 0
         """How many questions were asked so far."""
 
-    def ask(self, shard: int, how: Met) -> tuple[float, Look]:
+    def ask(self, shard: int, how: MoveSignal) -> tuple[float, Look]:
         """What the host says of a shard, and when it was asked. Raises `LookUpFailed` or
         `HostDiffers`."""
         return self._lanes[how].ask(shard, self._look)

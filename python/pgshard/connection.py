@@ -46,7 +46,7 @@ class NoAnswer(psycopg.OperationalError):
     """A server was silent until the time for its answer was over."""
 
 
-class Linked(psycopg.Connection[Any]):
+class HostConnection(psycopg.Connection[Any]):
     """A connection that knows which server answers, and that another thread can end."""
 
     server = Server()
@@ -67,7 +67,7 @@ class Linked(psycopg.Connection[Any]):
     def answer_max(self, seconds: float | None) -> None:
         # A class of its own, so that a wait without a limit costs what psycopg's costs.
         self._answer_max = seconds
-        self.__class__ = Linked if seconds is None else _Limited
+        self.__class__ = HostConnection if seconds is None else _Limited
 
     _news: select.poll | None = None
 
@@ -120,7 +120,7 @@ class Linked(psycopg.Connection[Any]):
                     pass  # It has ended by itself.
 
 
-class _Limited(Linked):
+class _Limited(HostConnection):
     """A connection whose waits have a limit."""
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
@@ -148,7 +148,7 @@ def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
         return result
 
 
-def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> Linked:
+def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> HostConnection:
     """Opens a connection in autocommit and asks which server it is. The connection keeps
     `answer_max` as its own limit.
 
@@ -172,8 +172,8 @@ def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> Linked:
     return connection
 
 
-def _open(args: Mapping[str, Any], answer_max: float) -> Linked:
-    connection = Linked.connect(**{**args, "autocommit": True})
+def _open(args: Mapping[str, Any], answer_max: float) -> HostConnection:
+    connection = HostConnection.connect(**{**args, "autocommit": True})
     connection.answer_max = answer_max
     return connection
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import psycopg
 
+from .connection import HostConnection, ask, reach
 from .errors import ConfigError
 from .hosts import Host
 from .identity import Seen, Server
-from .reach import Linked, ask, reach
 
 log = logging.getLogger("pgshard")
 
@@ -38,7 +38,7 @@ def look_out(host: Host) -> None:
 
 
 def _run(host: weakref.ref[Host]) -> None:
-    kept: dict[int, Linked] = {}
+    kept: dict[int, HostConnection] = {}
     warned: set[int] = set()
     while True:
         time.sleep(EVERY)
@@ -51,7 +51,7 @@ def _run(host: weakref.ref[Host]) -> None:
         del here
 
 
-def _look(host: Host, kept: dict[int, Linked], warned: set[int]) -> None:
+def _look(host: Host, kept: dict[int, HostConnection], warned: set[int]) -> None:
     try:
         attempts = host.attempts()
     except ConfigError:
@@ -88,7 +88,7 @@ def _look(host: Host, kept: dict[int, Linked], warned: set[int]) -> None:
                 )
 
 
-def _ask(index: int, args: dict[str, Any], kept: dict[int, Linked]) -> Server | None:
+def _ask(index: int, args: dict[str, Any], kept: dict[int, HostConnection]) -> Server | None:
     connection = kept.pop(index, None)
     try:
         if connection is not None:
