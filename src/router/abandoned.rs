@@ -12,31 +12,12 @@
 //! connection, with everything that was prepared there. Nothing is sent to avoid that, because its
 //! answer could be the one that comes too late.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 use super::pool::Slot;
-use super::session::{Session, close};
-
-/// The limits that the ending connections of a host share.
-pub(super) struct CancelLimits {
-    /// A permit for each cancel request that is on its way.
-    cancels: Arc<Semaphore>,
-    /// A permit for each connection that waits for its last answers after its slot was freed.
-    lingering: Arc<Semaphore>,
-}
-
-impl Default for CancelLimits {
-    fn default() -> CancelLimits {
-        CancelLimits {
-            cancels: Arc::new(Semaphore::new(4)),
-            lingering: Arc::new(Semaphore::new(16)),
-        }
-    }
-}
+use super::session::Session;
 
 /// The pause between two cancel requests for the same connection.
 const CANCEL_EVERY: Duration = Duration::from_millis(50);
@@ -54,6 +35,12 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 /// How long to wait before the first cancel request when it is not known whether a statement is
 /// running.
 pub(super) const GRACE: Duration = Duration::from_millis(20);
+
+/// Closes the connection, and then gives its slot to others.
+pub(super) fn close(session: Box<Session>, slot: Slot) {
+    drop(session);
+    drop(slot);
+}
 
 /// Ends on the server what nobody waits for any more, and only then gives its slot to others. The
 /// cancel request is repeated, because several statements may be on their way one behind the other.

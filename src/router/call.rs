@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use super::error::Error;
-use super::handle::Shard;
 use super::host::Host;
 use super::outcome::Outcome;
+use super::target::Target;
 use crate::map::HostName;
 
 /// Makes the span of a call. The empty fields are filled when the call ends. The names with dots
@@ -34,7 +34,7 @@ macro_rules! call_span {
 pub(super) use call_span;
 
 pub(super) struct Call<'r> {
-    shard: Shard<'r>,
+    target: Target<'r>,
     began: Instant,
     span: Span,
     /// Whether what was sent may take effect on the server.
@@ -80,9 +80,9 @@ impl CallFailure {
 }
 
 impl<'r> Call<'r> {
-    pub(super) fn new(shard: Shard<'r>, span: Span) -> Call<'r> {
+    pub(super) fn new(target: Target<'r>, span: Span) -> Call<'r> {
         Call {
-            shard,
+            target,
             began: Instant::now(),
             span,
             sent: AtomicBool::new(false),
@@ -98,13 +98,13 @@ impl<'r> Call<'r> {
         &self,
         work: Pin<&mut impl Future<Output = Result<T, E>>>,
     ) -> Result<T, E> {
-        let Some(limit) = self.shard.limit() else {
+        let Some(limit) = self.target.limit else {
             return self.spanned(work).await;
         };
         match tokio::time::timeout(limit, self.spanned(work)).await {
             Ok(answer) => answer,
             Err(_) => Err(E::from(
-                self.shard
+                self.target
                     .timed_out(limit, self.sent.load(Ordering::Relaxed)),
             )),
         }
@@ -162,7 +162,7 @@ impl<'r> Call<'r> {
                     Some(host.name.clone())
                 }
             }
-            None => self.shard.router().count(self.shard.id(), took, outcome),
+            None => self.target.router.count(self.target.shard, took, outcome),
         };
         if self.span.is_disabled() {
             return;

@@ -12,15 +12,18 @@ use super::answer::{Answer, FirstRow, unsupported};
 use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
+use super::lease::Lease;
+use super::next_ids::{NEXT_IDS, reserved};
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
-use super::session::{Lease, Prepare};
 use super::sql::{Rendered, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
+use super::statements::Prepare;
+use super::target::Target;
 use super::transaction::{TransactionBuilder, TransactionError};
 use crate::map::HostName;
 use crate::pg::state;
@@ -34,15 +37,7 @@ use crate::shard::{KeyKind, ShardId};
 /// not longer than [`Options::retry_for`](super::Options::retry_for) and the time that the
 /// statement itself takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Shard<'r> {
-    router: &'r Router,
-    id: ShardId,
-    /// The kind of the key that the handle was made from.
-    key: KeyKind,
-    /// How long a call may take.
-    limit: Option<Duration>,
-    lane: Lane,
-}
+pub struct Shard<'r>(Target<'r>);
 
 impl<'r> Shard<'r> {
     pub(super) fn new(router: &'r Router, id: ShardId) -> Shard<'r> {
@@ -50,13 +45,13 @@ impl<'r> Shard<'r> {
     }
 
     pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
-        Shard {
+        Shard(Target {
             router,
-            id,
+            shard: id,
             key,
             limit: router.inner().options.statement_timeout,
             lane: Lane::Work,
-        }
+        })
     }
 
     /// The same shard, for calls that may take this long instead of
@@ -65,74 +60,50 @@ impl<'r> Shard<'r> {
     /// [`Error::TimedOut`], and what it had sent is cancelled.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
-        self.limit = Some(limit);
+        self.0.limit = Some(limit);
         self
     }
 
     /// The same shard, for calls on the connections that are kept for claims.
     pub(crate) fn for_claims(mut self) -> Shard<'r> {
-        self.lane = Lane::Claims;
+        self.0.lane = Lane::Claims;
         self
     }
 
-    /// Which connections its calls use.
-    pub(super) fn lane(self) -> Lane {
-        self.lane
-    }
-
-    /// How long a call may take.
-    pub(super) fn limit(self) -> Option<Duration> {
-        self.limit
+    pub(super) fn target(self) -> Target<'r> {
+        self.0
     }
 
     /// The error of a call that was given up at its limit.
     pub(crate) fn timed_out(self, limit: Duration, may_have_run: bool) -> Error {
-        let place = match self.router.inner().place(self.id) {
-            Ok(place) => place,
-            Err(error) => return error,
-        };
-        // The calls that follow must know whether the statement was slow or the host is gone.
-        place.host.circuit.doubt();
-        Error::TimedOut {
-            shard: self.id,
-            host: place.host.name.clone(),
-            limit_ms: limit.as_millis(),
-            may_have_run,
-        }
+        self.0.timed_out(limit, may_have_run)
     }
 
     /// Checks that the handle was made from a key of the cluster's kind.
     pub(super) fn checked(self) -> Result<(), Error> {
-        let cluster = self.router.key_kind();
-        if self.key == cluster {
-            Ok(())
-        } else {
-            Err(Error::WrongKey {
-                given: self.key,
-                cluster,
-            })
-        }
+        self.0.checked()
     }
 
     pub(super) fn router(self) -> &'r Router {
-        self.router
+        self.0.router
     }
 
     /// The shard's number.
     pub fn id(self) -> ShardId {
-        self.id
+        self.0.shard
     }
 
     /// The name of the shard's schema, not quoted.
     pub fn schema(self) -> String {
-        self.router.prefix().schema(self.id)
+        self.0.schema()
     }
 
     /// The host that serves the shard now, as far as the router knows.
     pub fn host(self) -> HostName {
-        self.router
+        self.0
+            .router
             .inner()
-            .host_name(self.id)
+            .host_name(self.0.shard)
             .expect("a handle is only made for a shard that the cluster has")
     }
 
@@ -150,11 +121,11 @@ impl<'r> Shard<'r> {
     }
 
     fn misfit(self, sql: &SqlText<'_>) -> Misfit {
-        let sql = self.router.inner().sql.read(sql);
+        let sql = self.0.router.inner().sql.read(sql);
         Misfit {
-            shard: self.id,
+            shard: self.0.shard,
             host: self.host(),
-            may_have_run: !self.router.only_reads(&sql),
+            may_have_run: !self.0.router.only_reads(&sql),
         }
     }
 
@@ -264,7 +235,7 @@ impl<'r> Shard<'r> {
 
     /// A transaction with an isolation level, or read-only.
     pub fn build_transaction(self) -> TransactionBuilder<'r> {
-        TransactionBuilder::new(self.router, self)
+        TransactionBuilder::new(self.0)
     }
 
     /// A connection to the host that serves the shard now, for what this library does not cover:
@@ -285,7 +256,7 @@ impl<'r> Shard<'r> {
     /// Nothing is lost when the future is dropped.
     pub async fn client(self) -> Result<RawClient, Error> {
         self.checked()?;
-        let call = Call::new(self, call_span!("pgshard.client", self.id));
+        let call = Call::new(self.0, call_span!("pgshard.client", self.0.shard));
         let result = self.lend(&call).await;
         call.ended(&result, CallFailure::of);
         result
@@ -293,12 +264,12 @@ impl<'r> Shard<'r> {
 
     async fn lend(self, call: &Call<'_>) -> Result<RawClient, Error> {
         call.tries();
-        let place = self.router.inner().place(self.id)?;
-        let lease = place.lease(self.id, Use::Longer).await?;
+        let place = self.0.router.inner().place(self.0.shard)?;
+        let lease = place.lease(self.0.shard, Use::Longer).await?;
         call.answered_by(place.host.clone());
         Ok(RawClient::new(
             lease,
-            self.id,
+            self.0.shard,
             place.host.name.clone(),
             self.schema(),
         ))
@@ -310,7 +281,7 @@ impl<'r> Shard<'r> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         self.checked()?;
-        let call = Call::new(self, call_span!("pgshard.statement", self.id));
+        let call = Call::new(self.0, call_span!("pgshard.statement", self.0.shard));
         let result = call
             .limited(pin!(self.run_to_end(sql, params, &call)))
             .await;
@@ -335,8 +306,8 @@ impl<'r> Shard<'r> {
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
     ) -> Result<(A, Option<Lease>), Error> {
-        let inner = self.router.inner();
-        let shard = self.id;
+        let inner = self.0.router.inner();
+        let shard = self.0.shard;
         let sql = inner.sql.read(sql);
         let kind = sql.class();
         if matches!(
@@ -364,7 +335,7 @@ impl<'r> Shard<'r> {
         loop {
             call.tries();
             let place = inner.place(shard)?;
-            let mut lease = place.lease_of(self.lane, shard, Use::Statement).await?;
+            let mut lease = place.lease_of(self.0.lane, shard, Use::Statement).await?;
             let began = Instant::now();
             call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {
@@ -451,12 +422,4 @@ impl<'r> Shard<'r> {
             }
         }
     }
-}
-
-pub(super) const NEXT_IDS: &str = "SELECT id FROM {shard}.next_ids($1) AS id";
-
-/// The argument of `next_ids`. A count that does not fit is too large anyway, and the server says
-/// so.
-pub(super) fn reserved(count: u32) -> i32 {
-    i32::try_from(count).unwrap_or(i32::MAX)
 }

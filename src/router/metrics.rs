@@ -14,9 +14,9 @@ use metrics::{
 };
 
 use super::outcome::Outcome;
-use super::replica::Why;
 use super::slots::Counts;
 use super::stale::{MoveSignal, Verdict};
+use super::standby_state::Why;
 use crate::map::{HostName, MapVersion};
 
 /// Statements and transactions, by host and outcome.

@@ -13,10 +13,10 @@ use tokio_postgres::Row as SqlRow;
 use tokio_postgres::error::SqlState;
 
 use super::Router;
+use super::endpoint::Endpoint;
 use super::error::LookUpError;
-use super::host::Host;
-use super::session::Prepare;
 use super::sql::{Rendered, Sql};
+use super::statements::Prepare;
 use crate::backoff::Backoff;
 use crate::map::{HostName, print_shards};
 use crate::shard::{ShardCount, ShardId};
@@ -220,7 +220,7 @@ impl Migrated {
     }
 }
 
-async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
+async fn ask(host: &Endpoint, name: &str) -> Result<Answer, LookUpError> {
     let sql = Sql::new(ASK);
     let mut tries = 0;
     loop {
@@ -238,7 +238,9 @@ async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
             }
             // A connection may have died while it was idle, which only its use shows. Once the idle
             // ones were tried, the next is new.
-            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => {
+            Err(failed)
+                if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
+            {
                 lease.discard()
             }
             Err(failed) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::abandoned::CancelLimits;
+use super::cancel_limits::CancelLimits;
 use super::circuit::Circuit;
 use super::error::HostDiffers;
 use super::options::Recycle;

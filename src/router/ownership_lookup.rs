@@ -16,11 +16,12 @@ use tokio_postgres::Row as SqlRow;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use super::endpoint::Endpoint;
 use super::error::LookUpError;
-use super::host::Host;
-use super::session::{Lease, Prepare};
+use super::lease::Lease;
 use super::sql::{Rendered, Sql};
 use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, Row};
+use super::statements::Prepare;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
@@ -138,7 +139,7 @@ impl OwnershipLookups {
     /// still wanted.
     pub(super) async fn ask(
         &self,
-        host: &Host,
+        host: &Endpoint,
         shard: ShardId,
         signal: MoveSignal,
     ) -> Result<LookUpResult, Arc<LookUpError>> {
@@ -206,7 +207,7 @@ impl OwnershipLookups {
     /// since then. True if this call did it.
     pub(super) async fn mend(
         &self,
-        host: &Host,
+        host: &Endpoint,
         shard: ShardId,
         seen: Instant,
         mend: Mend,
@@ -233,7 +234,7 @@ impl OwnershipLookups {
 }
 
 async fn look_up(
-    host: &Host,
+    host: &Endpoint,
     shards: &[ShardId],
 ) -> Result<Vec<(ShardId, OwnershipLookup)>, LookUpError> {
     let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
@@ -249,7 +250,9 @@ async fn look_up(
             Ok(rows) => return rows.iter().map(read).collect(),
             // A connection may have died while it was idle, which only its use shows. Once the idle
             // ones were tried, the next is new.
-            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => {
+            Err(failed)
+                if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
+            {
                 lease.discard()
             }
             Err(failed) => return Err(LookUpError::Statement(failed.error)),
@@ -257,7 +260,7 @@ async fn look_up(
     }
 }
 
-async fn act(host: &Host, shard: ShardId, mend: Mend) -> Result<bool, LookUpError> {
+async fn act(host: &Endpoint, shard: ShardId, mend: Mend) -> Result<bool, LookUpError> {
     let mut lease = host.control().await?;
     let acted = act_on(&mut lease, shard.as_i32(), mend).await;
     if acted.is_err() {

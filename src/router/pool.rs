@@ -21,7 +21,7 @@ use super::opener::Opener;
 use super::options::Options;
 use super::pool_error::PoolError;
 use super::pool_slots::{Favourite, Grant, Service, Use, Wish};
-use super::session::{Lease, Session, Statements};
+use super::session::{Session, Statements};
 use super::slots::{Counts, Effects, SlotAnswer, Slots};
 use crate::map::HostName;
 use crate::shard::ShardId;
@@ -151,7 +151,7 @@ impl Pool {
     }
 
     /// A connection that can be used as it is, if one is idle.
-    pub(super) fn borrow_idle(self: &Arc<Self>, shard: ShardId, held_for: Use) -> Option<Lease> {
+    pub(super) fn borrow_idle(self: &Arc<Self>, shard: ShardId, held_for: Use) -> Option<Borrowed> {
         let wish = self.wish(Some(shard), held_for);
         let grant = self.lock().ask_if_idle(self.number, wish)?;
         let slot = Slot::of(self, &grant);
@@ -160,7 +160,7 @@ impl Pool {
             .connection
             .filter(|session| !session.is_worn() && !session.is_dirty())?;
         session.is_favourite = grant.is_favourite;
-        Some(Lease::new(session, slot))
+        Some(Borrowed { session, slot })
     }
 
     fn wish(&self, shard: Option<ShardId>, held_for: Use) -> Wish {
@@ -187,7 +187,7 @@ impl Pool {
         self: &Arc<Self>,
         shard: Option<ShardId>,
         held_for: Use,
-    ) -> Result<Lease, PoolError> {
+    ) -> Result<Borrowed, PoolError> {
         // A caller that gets a connection that has died requests another, and does not wait for
         // longer because of that.
         let mut until = None;
@@ -224,7 +224,7 @@ impl Pool {
     ///
     /// # Cancel safety
     /// As [`Pool::get`].
-    pub(super) async fn get_if_free(self: &Arc<Self>) -> Option<Result<Lease, PoolError>> {
+    pub(super) async fn get_if_free(self: &Arc<Self>) -> Option<Result<Borrowed, PoolError>> {
         loop {
             let wish = self.wish(None, Use::Longer);
             let grant = self.lock().ask_if_free(self.number, wish)?;
@@ -253,17 +253,17 @@ impl Pool {
     async fn ready(
         self: &Arc<Self>,
         grant: Grant<Box<Session>>,
-    ) -> Option<Result<Lease, PoolError>> {
+    ) -> Option<Result<Borrowed, PoolError>> {
         let mut slot = Slot::of(self, &grant);
         let Some(mut session) = grant.connection else {
             let opened = self.open(grant.slot).await;
             slot.ends_opening();
-            return Some(opened.map(|session| Lease::new(session, slot)));
+            return Some(opened.map(|session| Borrowed { session, slot }));
         };
         match self.opener.checks(&session).await {
             true => {
                 session.is_favourite = grant.is_favourite;
-                Some(Ok(Lease::new(session, slot)))
+                Some(Ok(Borrowed { session, slot }))
             }
             // The connection is closed before the slot is free.
             false => {
@@ -498,6 +498,13 @@ impl Drop for Waiting<'_> {
             self.pool.give_back(grant.slot, grant.connection);
         }
     }
+}
+
+/// A connection that is in use, and its slot. Unless the slot is given back, the connection is
+/// closed when this is dropped, and then the slot is free. The fields are dropped in this order.
+pub(super) struct Borrowed {
+    pub(super) session: Box<Session>,
+    pub(super) slot: Slot,
 }
 
 /// A slot that is held. Dropping it frees the slot, without a connection.

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use tokio_postgres::Client;
 
-use super::session::Lease;
+use super::lease::Lease;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;

@@ -20,11 +20,13 @@ use super::from_row::FromRow;
 use super::handle::Shard;
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
-use super::replica::{Standby, Why};
+use super::replica::Standby;
 use super::routing::Place;
-use super::session::{Prepare, StatementError};
 use super::sql::{Rendered, Sql, SqlText};
 use super::stale::MoveSignal;
+use super::standby_state::Why;
+use super::statement_error::StatementError;
+use super::statements::Prepare;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
@@ -203,7 +205,10 @@ impl Reads<'_> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         self.shard.checked()?;
-        let call = Call::new(self.shard, call_span!("pgshard.statement", self.shard.id()));
+        let call = Call::new(
+            self.shard.target(),
+            call_span!("pgshard.statement", self.shard.id()),
+        );
         let result = call
             .limited(Box::pin(self.run_to_end(sql, params, &call)).as_mut())
             .await;
@@ -232,7 +237,7 @@ impl Reads<'_> {
                 Some(_) => Err(Why::Behind),
             };
             let standby = match position {
-                Ok(position) => place.host.replicas.choose(&place.host, position).await,
+                Ok(position) => place.host.standby(position).await,
                 Err(why) => Err(why),
             };
             let answer = match standby {

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::error::{Error, LookUpError, Queue};
 use super::host::Host;
+use super::lease::Lease;
 use super::metrics::Reason;
 use super::ownership_lookup::{LookUpResult, Mend};
 use super::routing::{Inner, Place};
-use super::session::Lease;
 use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
 use crate::backoff::Backoff;
 use crate::map::{Placement, ShardEpoch};

@@ -26,13 +26,15 @@ use tokio::time::Instant;
 use tokio_postgres::Row as SqlRow;
 use tokio_postgres::types::PgLsn;
 
+use super::endpoint::Endpoint;
 use super::error::LookUpError;
-use super::host::Host;
+use super::lease::Lease;
 use super::options::{HostOptions, Options};
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
-use super::session::{Lease, Prepare};
 use super::sql::{Rendered, Sql};
+use super::standby_state::{StandbyState, Why};
+use super::statements::Prepare;
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
 
@@ -78,7 +80,7 @@ pub(super) struct Replicas {
 /// One standby.
 pub(super) struct Standby {
     /// Its pools and its circuit, under the name of the host that it is a standby of.
-    pub(super) host: Host,
+    pub(super) host: Endpoint,
     address: String,
     /// The standby is known to show all that was committed by then.
     fresh_at: Mutex<Option<Instant>>,
@@ -90,40 +92,12 @@ pub(super) struct Standby {
     warned: AtomicBool,
 }
 
-/// The state of a connection's server at its last check.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StandbyState {
-    /// The server shows all that was committed by then. `None`: it is not known how old its data
-    /// is.
-    fresh_at: Option<Instant>,
-    /// How far it has replayed. A server does not go back while a connection to it lives.
-    replayed: u64,
-}
-
-impl StandbyState {
-    fn is_enough(self, position: Option<u64>, lag_max: Duration) -> bool {
-        let is_fresh = self.fresh_at.is_some_and(|at| at.elapsed() <= lag_max);
-        is_fresh && position.is_none_or(|position| position <= self.replayed)
-    }
-}
-
 /// The position of the primary's log, and when it was read.
 #[derive(Default)]
 struct Primary {
     identity: Option<String>,
     /// The newest is last. The others are so far apart that they reach back beyond the limit.
     positions: VecDeque<(Instant, u64)>,
-}
-
-/// Why a read goes to the primary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// No standby is known to be within the limit.
-    Lagging,
-    /// None has reached the reader's position in time.
-    Behind,
-    /// The standby did not answer, or gave an error.
-    Failed,
 }
 
 impl Primary {
@@ -170,7 +144,7 @@ impl Replicas {
                 ..host.clone()
             };
             Arc::new(Standby {
-                host: Host::new(&own, options, limit, peers),
+                host: Endpoint::new(&own, options, limit, peers),
                 address: connect.addresses().join(","),
                 fresh_at: Mutex::new(None),
                 replayed: watch::Sender::new(0),
@@ -189,8 +163,8 @@ impl Replicas {
         }
     }
 
-    /// The standbys, as hosts of their own.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = &Host> {
+    /// The standbys, each with its connections.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
         self.standbys.iter().map(|standby| &standby.host)
     }
 
@@ -209,8 +183,8 @@ impl Replicas {
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub(super) async fn choose(
-        &self,
-        host: &Arc<Host>,
+        self: &Arc<Self>,
+        host: &Arc<Endpoint>,
         position: Option<u64>,
     ) -> Result<Arc<Standby>, Why> {
         let now = Instant::now();
@@ -285,7 +259,7 @@ impl Replicas {
     }
 
     /// Starts a task that checks primary and standbys, unless they were checked a short time ago.
-    fn check_if_due(&self, host: &Arc<Host>, now: Instant) {
+    fn check_if_due(self: &Arc<Self>, host: &Arc<Endpoint>, now: Instant) {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let early =
             checked.is_some_and(|at| now.saturating_duration_since(at) < self.checks_every());
@@ -293,14 +267,14 @@ impl Replicas {
             return;
         }
         *checked = Some(now);
-        let host = host.clone();
+        let (replicas, host) = (self.clone(), host.clone());
         tokio::spawn(async move {
-            let _checking = Checking(&host.replicas.checking);
-            host.replicas.check(&host).await;
+            let _checking = Checking(&replicas.checking);
+            replicas.check(&host).await;
         });
     }
 
-    async fn check(&self, host: &Host) {
+    async fn check(&self, host: &Endpoint) {
         let asked = Instant::now();
         match answer(host, PRIMARY).await {
             Ok(Some((identity, position))) => {
@@ -454,7 +428,7 @@ impl Drop for Polling {
 
 /// Reads a server's identity and its position in the log. `None` if it is a standby and the query
 /// is for a primary, or the other way round.
-async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
+async fn answer(host: &Endpoint, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let asking = async {
         let mut tries = 0;
@@ -469,7 +443,7 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
                 // A connection may have died while it was idle, which only its use shows. Once the
                 // idle ones were tried, the next is new.
                 Err(failed)
-                    if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS =>
+                    if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
                 {
                     lease.discard()
                 }

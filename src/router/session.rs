@@ -8,43 +8,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::time::Instant;
+use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type, WrongType};
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::types::{ToSql, Type};
 
-use super::abandoned::{self, CancelLimits};
 use super::answer::Answer;
+use super::cancel_limits::CancelLimits;
 use super::circuit::Circuit;
+use super::cleaning::{CLEAN, CLEAN_AND_COMMIT, COMMIT, ROLLBACK_AND_CLEAN};
 use super::options::Recycle;
-use super::origin::{Origin, is_lost};
-use super::pool::Slot;
-use super::replica::StandbyState;
 use super::sql::Rendered;
 use super::stale::MoveSignal;
+use super::standby_state::StandbyState;
 use super::statement_class::StatementClass;
-use super::statements::{Look, Room, StatementCache};
+use super::statement_error::StatementError;
+use super::statements::{Look, Prepare, Room, StatementCache};
 use super::unnamed::{self, LearnedTypes};
 use crate::pg::Connection;
-
-/// Undoes everything that a session can have been left with, but keeps the driver's own prepared
-/// statements (so this is not DISCARD ALL): only those that PREPARE has made are dropped.
-macro_rules! clean {
-    () => {
-        "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
-         SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES; \
-         DO $$ DECLARE prepared text; BEGIN \
-         FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql \
-         LOOP EXECUTE pg_catalog.format('DEALLOCATE %I', prepared); END LOOP; END $$"
-    };
-}
-
-/// Cleans a session in which no transaction is open.
-const CLEAN: &str = clean!();
-
-/// Cleans a session of our own, and one that a pooler takes back with the answer.
-pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
@@ -108,78 +89,6 @@ struct NamedStatements {
     room: Arc<Room>,
 }
 
-/// Whether a statement that was prepared earlier will do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Prepare {
-    Once,
-    Again,
-}
-
-/// A statement that failed.
-pub(super) struct StatementError {
-    pub(super) error: tokio_postgres::Error,
-    /// It had been prepared earlier, so that what it was prepared for may have changed since.
-    pub(super) prepared_before: bool,
-    /// It was sent for execution, not only prepared.
-    pub(super) sent: bool,
-}
-
-impl StatementError {
-    /// Whether the connection is gone, with the statement or before it.
-    pub(super) fn lost(&self, connection: &Client) -> bool {
-        match Origin::of(&self.error) {
-            Origin::BeforeSending => false,
-            Origin::Lost => true,
-            Origin::Server | Origin::Answer => connection.is_closed(),
-        }
-    }
-
-    /// Whether the connection is of no use any more: the answer does not fit the request, so that
-    /// it belongs to another statement, or continues, or waits for what is never sent.
-    pub(super) fn is_unexpected(&self) -> bool {
-        Origin::of(&self.error) == Origin::Answer
-    }
-
-    /// Whether the statement, which was not known to only read, may have taken effect.
-    pub(super) fn may_have_run(&self, class: StatementClass) -> bool {
-        self.sent
-            && match Origin::of(&self.error) {
-                Origin::BeforeSending => false,
-                // What failed is undone, unless it can commit before its end.
-                Origin::Server => !class.repeatable(),
-                Origin::Lost | Origin::Answer => true,
-            }
-    }
-
-    /// Whether the same statement, prepared again, may succeed: it was prepared before a migration
-    /// of the application, or before its shard went away and came back.
-    pub(super) fn may_be_outdated(&self) -> bool {
-        let code = self.error.code().map(|code| code.code());
-        let relative = || MoveSignal::of(&self.error) == Some(MoveSignal::Ambiguous);
-        self.prepared_before && (code == Some("26000") || relative() || self.is_of_another_type())
-    }
-
-    /// Whether the driver did not send it, since a parameter is of another type than the server
-    /// wanted when the statement was prepared.
-    fn is_of_another_type(&self) -> bool {
-        std::error::Error::source(&self.error).is_some_and(|cause| cause.is::<WrongType>())
-    }
-
-    /// Whether the session may remember what it saw of a signpost. A function from outside the
-    /// shard that ran into a signpost was compiled for the signpost's columns. The signpost itself
-    /// gives three lines of CONTEXT, so a longer one has such a function in it.
-    pub(super) fn may_be_remembered(&self) -> bool {
-        match MoveSignal::of(&self.error) {
-            None => false,
-            Some(MoveSignal::Ambiguous) => true,
-            Some(MoveSignal::Signpost) => {
-                let context = self.error.as_db_error().and_then(|error| error.where_());
-                context.is_none_or(|context| context.lines().count() > 3)
-            }
-        }
-    }
-}
-
 impl Session {
     pub(super) fn new(opened: OpenedConnection) -> Session {
         let statements = match opened.statements {
@@ -227,7 +136,7 @@ impl Session {
     }
 
     /// Runs one statement. Several at a time follow each other on a connection that can pipeline
-    /// ([`Session::can_pipeline`]). A caller that does not use [`Lease::run`] must report to the
+    /// ([`Session::can_pipeline`]). A caller that does not use `Lease::run` must report to the
     /// lease itself whether answers are awaited.
     pub(super) async fn run<A: Answer>(
         &self,
@@ -328,7 +237,7 @@ impl Session {
 
     /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because
     /// another client gets it next.
-    fn ending(&self, end: CommitOrRollback) -> &'static str {
+    pub(super) fn ending(&self, end: CommitOrRollback) -> &'static str {
         let with_session =
             self.is_dirty() && matches!(self.statements, SessionStatements::Unnamed(_));
         match (end, with_session) {
@@ -340,7 +249,7 @@ impl Session {
     }
 
     /// Records that a transaction was ended as [`Session::ending`] requires.
-    fn ended(&self) {
+    pub(super) fn ended(&self) {
         if matches!(self.statements, SessionStatements::Unnamed(_)) {
             self.dirty.store(false, Ordering::Relaxed);
         }
@@ -453,219 +362,9 @@ fn lock<T>(statements: &Mutex<T>) -> MutexGuard<'_, T> {
     statements.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether every answer of a borrowed session has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answers {
-    Settled,
-    /// A statement was sent, and its answer has not come (yet).
-    Awaited,
-    /// The application has the client itself, so it is not known.
-    Unknown,
-    /// No answer is waited for any more. The connection is closed when the lease is dropped.
-    Ending,
-}
-
-/// A session borrowed from a pool. When the lease is dropped, the session goes back. If it is in
-/// the middle of something, it is closed instead.
-pub(super) struct Lease {
-    /// `None` only while it is being dropped, like `slot`.
-    session: Option<Box<Session>>,
-    answers: Answers,
-    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. It is separate from `answers`,
-    /// because both are so after a statement was given up in a transaction.
-    in_transaction: bool,
-    slot: Option<Slot>,
-}
-
-/// COMMIT gives no error in a transaction that has failed: the server rolls back, and only the
-/// command tag shows it, which the driver does not expose. SAVEPOINT is refused there, and outside
-/// a transaction too, so that COMMIT is not reached.
-const COMMIT: &str = "SAVEPOINT pgshard_end; COMMIT";
-
-/// Commits, and cleans the session. Nothing may fail after COMMIT, so the cleaning comes before it.
-/// Deferred triggers run before the cleaning, because they may need a setting.
-pub(super) const CLEAN_AND_COMMIT: &str = concat!(
-    "SET CONSTRAINTS ALL IMMEDIATE; ",
-    clean!(),
-    "; SAVEPOINT pgshard_end; COMMIT"
-);
-
 /// How a transaction is to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CommitOrRollback {
     Commit,
     RollBack,
-}
-
-impl Lease {
-    pub(super) fn new(session: Box<Session>, slot: Slot) -> Lease {
-        Lease {
-            session: Some(session),
-            answers: Answers::Settled,
-            in_transaction: false,
-            slot: Some(slot),
-        }
-    }
-
-    pub(super) fn session(&self) -> &Session {
-        self.session
-            .as_ref()
-            .expect("a lease holds its session until it is dropped")
-    }
-
-    pub(super) fn session_mut(&mut self) -> &mut Session {
-        self.session
-            .as_mut()
-            .expect("a lease holds its session until it is dropped")
-    }
-
-    /// Runs one statement. When the future is dropped, the connection is closed with the lease.
-    pub(super) async fn run<A: Answer>(
-        &mut self,
-        statement: Rendered<'_>,
-        params: &[&(dyn ToSql + Sync)],
-        prepare: Prepare,
-    ) -> Result<A, StatementError> {
-        self.answers = Answers::Awaited;
-        let answer = self
-            .session()
-            .run(statement, params, prepare, self.in_transaction)
-            .await;
-        // No other caller may meet the rest of such an answer.
-        let unexpected = answer.as_ref().is_err_and(StatementError::is_unexpected);
-        self.answers = if unexpected {
-            Answers::Ending
-        } else {
-            Answers::Settled
-        };
-        answer
-    }
-
-    /// Sends BEGIN in the form given. After an error the connection is closed with the lease.
-    pub(super) async fn begin(&mut self, begin: &str) -> Result<(), tokio_postgres::Error> {
-        (self.answers, self.in_transaction) = (Answers::Awaited, true);
-        self.session().connection.batch_execute(begin).await?;
-        self.answers = Answers::Settled;
-        Ok(())
-    }
-
-    /// Commits. `Ok` means that the server has committed. After an error that has not ended the
-    /// connection, nothing is committed and the transaction is over.
-    pub(super) async fn commit(&mut self) -> Result<(), tokio_postgres::Error> {
-        self.answers = Answers::Awaited;
-        let session = self.session();
-        let Err(error) = session
-            .connection
-            .batch_execute(session.ending(CommitOrRollback::Commit))
-            .await
-        else {
-            session.ended();
-            (self.answers, self.in_transaction) = (Answers::Settled, false);
-            return Ok(());
-        };
-        // Where the savepoint was refused the transaction is still open.
-        if !is_lost(&error) && self.roll_back().await.is_err() {
-            self.answers = Answers::Ending;
-        }
-        Err(error)
-    }
-
-    /// Rolls back; works without a transaction too.
-    pub(super) async fn roll_back(&mut self) -> Result<(), tokio_postgres::Error> {
-        self.answers = Answers::Awaited;
-        let session = self.session();
-        session
-            .connection
-            .batch_execute(session.ending(CommitOrRollback::RollBack))
-            .await?;
-        session.ended();
-        (self.answers, self.in_transaction) = (Answers::Settled, false);
-        Ok(())
-    }
-
-    /// Whether the server is a standby. Then the statement is not to blame if the server refused to
-    /// write.
-    pub(super) async fn is_on_standby(&mut self) -> bool {
-        self.answers = Answers::Awaited;
-        let said = self
-            .session()
-            .connection
-            .query_typed("SELECT pg_catalog.pg_is_in_recovery()", &[])
-            .await;
-        self.answers = Answers::Settled;
-        matches!(said.as_deref(), Ok([row]) if row.try_get(0).unwrap_or(false))
-    }
-
-    /// Whether the answer to a statement was not waited for.
-    pub(super) fn is_unsettled(&self) -> bool {
-        self.answers != Answers::Settled
-    }
-
-    /// From now on, answers may be awaited that the lease does not know of. The connection is
-    /// closed when the lease is dropped.
-    pub(super) fn set_unsettled(&mut self) {
-        self.answers = Answers::Awaited;
-    }
-
-    /// From now on the application uses the client itself, and it is not known whether an answer is
-    /// awaited.
-    pub(super) fn set_unknown(&mut self) {
-        self.answers = Answers::Unknown;
-    }
-
-    /// Every answer has come after all, so the connection may go back.
-    pub(super) fn set_settled(&mut self) {
-        self.answers = Answers::Settled;
-    }
-
-    /// Closes the connection instead of giving it back.
-    pub(super) fn discard(mut self) {
-        self.answers = Answers::Ending;
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let (Some(session), Some(slot)) = (self.session.take(), self.slot.take()) else {
-            return;
-        };
-        match self.answers {
-            // It is not known how the transaction should end.
-            Answers::Settled if self.in_transaction => close(session, slot),
-            Answers::Settled if session.is_dirty() => clean(session, slot),
-            Answers::Settled => slot.give_back(session),
-            Answers::Ending => close(session, slot),
-            Answers::Awaited => abandoned::end_on_server(session, slot, Duration::ZERO),
-            Answers::Unknown if session.is_pooled() => {
-                abandoned::end_on_server(session, slot, abandoned::GRACE)
-            }
-            Answers::Unknown => clean(session, slot),
-        }
-    }
-}
-
-/// Closes the connection, and then gives its slot to others.
-pub(super) fn close(session: Box<Session>, slot: Slot) {
-    drop(session);
-    drop(slot);
-}
-
-/// Cleans a session that has come back, in a task, and only then gives its slot to others. So locks
-/// that its user left are gone soon, and a call waits for the cleaning only if it has to wait for a
-/// slot anyway. Without a runtime, the session is cleaned when it is borrowed again.
-fn clean(session: Box<Session>, slot: Slot) {
-    // Behind a pooler, the cleaning would go to another session.
-    if session.is_pooled() {
-        return close(session, slot);
-    }
-    let Ok(runtime) = Handle::try_current() else {
-        return slot.give_back(session);
-    };
-    runtime.spawn(async move {
-        if session.clean().await {
-            slot.give_back(session)
-        } else {
-            abandoned::end_on_server(session, slot, Duration::ZERO)
-        }
-    });
 }

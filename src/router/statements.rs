@@ -20,6 +20,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::sql::{Rendered, Sql};
 
+/// Whether a statement that was prepared earlier will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prepare {
+    Once,
+    Again,
+}
+
 /// `S` is what is kept; dropping one closes it on the server.
 pub(super) struct StatementCache<S> {
     max: usize,

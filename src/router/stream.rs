@@ -17,8 +17,8 @@ use super::answer::Answer;
 use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
 use super::handle::Shard;
+use super::lease::Lease;
 use super::options::{PrepareMode, Recycle};
-use super::session::Lease;
 use super::sql::SqlText;
 use super::statement_class::StatementClass;
 use crate::map::HostName;
@@ -164,7 +164,7 @@ impl Shard<'_> {
                 delivered: 0,
             }));
         }
-        let call = Call::new(self, call_span!("pgshard.stream", self.id()));
+        let call = Call::new(self.target(), call_span!("pgshard.stream", self.id()));
         let opened = call.limited(pin!(self.opened(&text, params, &call))).await;
         call.ended(&opened, CallFailure::of);
         opened.map(RowStream)
@@ -224,7 +224,7 @@ impl Shard<'_> {
         if sql.asks_about_names() {
             return refused("COPY of what the catalogs say", "use `query`");
         }
-        let call = Call::new(self, call_span!("pgshard.stream", shard));
+        let call = Call::new(self.target(), call_span!("pgshard.stream", shard));
         let text = SqlText::from(&sql);
         let opened = call.limited(pin!(self.opened(&text, &[], &call))).await;
         call.ended(&opened, CallFailure::of);

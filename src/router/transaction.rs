@@ -7,18 +7,18 @@ use tokio::time::Instant;
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 
-use super::Router;
 use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
-use super::handle::Shard;
+use super::lease::Lease;
 use super::nesting;
 use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
 use super::recover::{Next, Recovery};
 use super::running::{ClosedTransaction, TableNaming, Transaction};
-use super::session::{Lease, Prepare};
 use super::stale::MoveSignal;
+use super::statements::Prepare;
+use super::target::Target;
 use crate::map::HostName;
 use crate::pg::{quote_ident, state};
 use crate::shard::ShardId;
@@ -27,8 +27,7 @@ use crate::shard::ShardId;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct TransactionBuilder<'r> {
-    router: &'r Router,
-    shard: Shard<'r>,
+    target: Target<'r>,
     isolation: Option<IsolationLevel>,
     read_only: bool,
     /// What follows the shard's schema in `search_path`; `None` when `search_path` is left as it
@@ -39,10 +38,9 @@ pub struct TransactionBuilder<'r> {
 }
 
 impl<'r> TransactionBuilder<'r> {
-    pub(super) fn new(router: &'r Router, shard: Shard<'r>) -> TransactionBuilder<'r> {
+    pub(super) fn new(target: Target<'r>) -> TransactionBuilder<'r> {
         TransactionBuilder {
-            router,
-            shard,
+            target,
             isolation: None,
             read_only: false,
             behind: None,
@@ -92,10 +90,10 @@ impl<'r> TransactionBuilder<'r> {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        self.shard.checked()?;
+        self.target.checked()?;
         let call = Call::new(
-            self.shard,
-            call_span!("pgshard.transaction", self.shard.id()),
+            self.target,
+            call_span!("pgshard.transaction", self.target.shard),
         );
         let result = call
             .limited(Box::pin(self.run_to_end(work, &call)).as_mut())
@@ -114,8 +112,8 @@ impl<'r> TransactionBuilder<'r> {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        let inner = self.router.inner();
-        let shard = self.shard.id();
+        let inner = self.target.router.inner();
+        let shard = self.target.shard;
         let mut recovery = Recovery::new(inner, shard);
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
@@ -124,9 +122,7 @@ impl<'r> TransactionBuilder<'r> {
             call.tries();
             let place = inner.place(shard)?;
             let host = || place.host.name.clone();
-            let mut lease = place
-                .lease_of(self.shard.lane(), shard, Use::Longer)
-                .await?;
+            let mut lease = place.lease_of(self.target.lane, shard, Use::Longer).await?;
             let began = Instant::now();
             if let Err(source) = lease.begin(&self.begin()).await {
                 // The connection was dead before anything was done.
@@ -145,7 +141,8 @@ impl<'r> TransactionBuilder<'r> {
             } else {
                 TableNaming::InFull
             };
-            let transaction = Transaction::new(self.router, shard, &place, lease, (prepare, named));
+            let transaction =
+                Transaction::new(self.target.router, shard, &place, lease, (prepare, named));
             // However this ends, a clone of the transaction is of no use afterwards.
             let last = transaction.guard();
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
@@ -255,7 +252,7 @@ impl<'r> TransactionBuilder<'r> {
         }
         if let Some(behind) = &self.behind {
             begin.push_str("; SET LOCAL search_path = ");
-            begin.push_str(&quote_ident(&self.shard.schema()));
+            begin.push_str(&quote_ident(&self.target.schema()));
             for schema in behind {
                 begin.push_str(", ");
                 begin.push_str(&quote_ident(schema));

@@ -17,10 +17,12 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::answer::Answer;
+use super::cleaning::{CLEAN_AND_COMMIT, ROLLBACK_AND_CLEAN};
 use super::origin::is_lost;
-use super::session::{CLEAN_AND_COMMIT, Prepare, ROLLBACK_AND_CLEAN, StatementError};
 use super::sql::Rendered;
 use super::stale::MoveSignal;
+use super::statement_error::StatementError;
+use super::statements::Prepare;
 
 /// The types of the parameters of each statement. They are the same in every shard, unless one is a
 /// type of the shard's own.
