@@ -707,7 +707,7 @@ on_each_version! {
 }
 
 /// What some service or other is known, or said, not to provide.
-const LACKING: [&str; 12] = [
+const LACKING: [&str; 13] = [
     "pg_get_userbyid",
     "pg_logical_emit_message",
     "pg_control_system",
@@ -718,6 +718,7 @@ const LACKING: [&str; 12] = [
     "pg_walfile_name",
     "pg_stat_get_wal_senders",
     "pg_last_wal_replay_lsn",
+    "pg_table_size",
     "pg_terminate_backend",
     "pg_current_wal_flush_lsn",
 ];

@@ -52,6 +52,7 @@ const FUNCTIONS: &[(&str, Needed)] = &[
     ("pg_relation_size", Needed::Always),
     ("pg_sequence_last_value", Needed::Always),
     ("pg_stat_get_activity", Needed::Always),
+    ("pg_table_size", Needed::Always),
     ("pg_terminate_backend", Needed::Always),
     ("pg_total_relation_size", Needed::Always),
     ("pg_try_advisory_lock", Needed::Always),
