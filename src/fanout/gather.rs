@@ -13,6 +13,7 @@ use tokio_postgres::types::ToSql;
 
 use super::batch::{Answers, Batch};
 use super::job::{Pace, Servers};
+use super::merged::{MergedRows, Wanted};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::rows::RowStreams;
@@ -154,10 +155,69 @@ impl Shards {
     /// # Ok(()) }
     /// ```
     ///
-    /// There is no merging of such streams by an order: it would need a connection for each shard
-    /// at a time. [`ByKeys::merge`](super::ByKeys::merge) merges page by page.
+    /// [`Shards::merge_raw`] merges the rows by an order.
     pub fn query_raw<'s>(&self, sql: impl Into<SqlText<'s>>, params: Values) -> RowStreams {
-        RowStreams::new(&self.router, &self.shards, sql.into().to_sql(), params)
+        let sql = sql.into().to_sql();
+        RowStreams::new(&self.router, &self.shards, sql, params, self.servers)
+    }
+
+    /// Runs a statement on each shard and returns the rows as a stream, merged in the order that
+    /// `order` gives each row. Rows that are equal by it come in the order of their shards: let the
+    /// last part of `order` distinguish any two rows, as the ID does. Calling it declares the
+    /// statement as read-only; it begins with SELECT, WITH, VALUES or TABLE, and has the same
+    /// ORDER BY (texts with `COLLATE "C"`).
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router) -> Result<(), pgshard::router::Error> {
+    /// use std::cmp::Reverse;
+    /// use futures_util::TryStreamExt;
+    ///
+    /// let sql = "SELECT likes, id, title FROM {shard}.photos ORDER BY likes DESC, id";
+    /// let order = |row: &pgshard::tokio_postgres::Row| {
+    ///     Ok((Reverse(row.try_get::<_, i32>(0)?), row.try_get::<_, i64>(1)?))
+    /// };
+    /// let mut photos = router.all_shards().merge_raw(sql, pgshard::params![], order).await?;
+    /// while let Some((shard, row)) = photos.try_next().await? {
+    ///     println!("{shard}: {}", row.get::<_, String>(2));
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Each shard has a cursor, in one read-only transaction on one connection of each host. That
+    /// lasts until the host's last row was read, or the stream is dropped. Memory is needed for
+    /// 16,384 rows at most, 256 of a shard. A cursor shows what was committed when it was opened.
+    ///
+    /// A move is followed until every shard has its first rows. After that a move changes nothing in
+    /// what a cursor shows; what the shard leaves behind is dropped only after the transaction. A
+    /// connection that is lost ends the stream with [`Error::StreamStopped`]. A time limit is for
+    /// the time until the first row.
+    ///
+    /// # Errors
+    /// The first that a shard gives: as [`Shard::query_raw`](crate::router::Shard::query_raw);
+    /// [`Error::OutOfOrder`] if its rows come in another order; [`Error::Decode`] if `order` cannot
+    /// read one; [`Error::Unsupported`] if the statement looks up a name in the catalogs, and with
+    /// [`Shards::reads`]. The stream gives such an error as its last item.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`](crate::router::Shard::query).
+    pub async fn merge_raw<'s, O: Ord + Send + 'static>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: Values,
+        order: impl Fn(&Row) -> Result<O, tokio_postgres::Error> + Send + 'static,
+    ) -> Result<MergedRows, Error> {
+        let params = Arc::new(params);
+        let wanted = Wanted {
+            shards: self.shards.clone(),
+            params: self
+                .shards
+                .iter()
+                .map(|_| Box::new(params.clone()) as _)
+                .collect(),
+            servers: self.servers,
+        };
+        let limit = self.pace.deadline;
+        MergedRows::open(&self.router, sql.into(), wanted, limit, order).await
     }
 
     fn gather<'a>(&self, sql: SqlText<'_>, params: Source<'a>) -> Gather<'a> {

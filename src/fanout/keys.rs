@@ -10,6 +10,7 @@ use tokio_postgres::Row;
 use super::batch::Batch;
 use super::ids::unreadable;
 use super::job::{Pace, Servers};
+use super::merged::{MergedRows, Wanted};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::values::{KeyArray, Values, WithKeys};
@@ -164,6 +165,37 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
         });
         let failed = failed.await;
         failed.or(merge.end(), self.wanted.len())
+    }
+
+    /// All rows of these keys as a stream, merged in the order that `order` gives each row, in
+    /// bounded memory: [`Shards::merge_raw`](super::Shards::merge_raw), with that shard's keys as
+    /// `$1` and `params` from `$2` on.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// As there.
+    pub async fn merge_raw<'s, O: Ord + Send + 'static>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: Values,
+        order: impl Fn(&Row) -> Result<O, tokio_postgres::Error> + Send + 'static,
+    ) -> Result<MergedRows, Error> {
+        let values = Arc::new(params);
+        let params = self.wanted.iter().map(|(_, keys)| {
+            Box::new(WithKeys {
+                keys: KeyArray(keys.clone()),
+                values: values.clone(),
+            }) as _
+        });
+        let wanted = Wanted {
+            shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
+            params: params.collect(),
+            servers: self.servers,
+        };
+        let limit = self.pace.deadline;
+        MergedRows::open(&self.router, sql.into(), wanted, limit, order).await
     }
 
     async fn run(

@@ -10,6 +10,7 @@ use futures_util::future::Either;
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use tokio_postgres::Row;
 
+use super::job::Servers;
 use super::params::Params;
 use super::values::Values;
 use crate::router::{Error, Router, Sql};
@@ -22,7 +23,13 @@ pub struct RowStreams(SelectAll<BoxStream<'static, (ShardId, Result<Row, Error>)
 
 impl RowStreams {
     /// One shard of each host at a time, so that the stream holds one connection of a host.
-    pub(super) fn new(router: &Router, shards: &[ShardId], sql: Sql, params: Values) -> RowStreams {
+    pub(super) fn new(
+        router: &Router,
+        shards: &[ShardId],
+        sql: Sql,
+        params: Values,
+        servers: Servers,
+    ) -> RowStreams {
         let (sql, params) = (Arc::new(sql), Arc::new(params));
         let mut by_host: BTreeMap<_, Vec<ShardId>> = BTreeMap::new();
         for shard in shards {
@@ -33,7 +40,9 @@ impl RowStreams {
         let streams = by_host.into_values().map(|shards| {
             let (router, sql, params) = (router.clone(), sql.clone(), params.clone());
             stream::iter(shards)
-                .then(move |shard| of_shard(router.clone(), shard, sql.clone(), params.clone()))
+                .then(move |shard| {
+                    of_shard(router.clone(), shard, sql.clone(), params.clone(), servers)
+                })
                 .flatten()
                 .boxed()
         });
@@ -46,10 +55,14 @@ async fn of_shard(
     shard: ShardId,
     sql: Arc<Sql>,
     params: Arc<Values>,
+    servers: Servers,
 ) -> impl Stream<Item = (ShardId, Result<Row, Error>)> + Send {
     let opened = async {
         let handle = router.shard(shard)?;
-        handle.query_raw(&*sql, &params.params()).await
+        match servers {
+            Servers::Primaries => handle.query_raw(&*sql, &params.params()).await,
+            Servers::Standbys => handle.reads().query_raw(&*sql, &params.params()).await,
+        }
     };
     match opened.await {
         Ok(rows) => Either::Left(rows.map(move |row| (shard, row))),

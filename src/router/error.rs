@@ -293,7 +293,7 @@ pub enum Error {
         source: Cause,
     },
     /// A stream ([`Shard::query_raw`](super::Shard::query_raw),
-    /// [`Shard::copy_out`](super::Shard::copy_out)) ended after its first row and before its last
+    /// [`Shard::copy_out`](super::Shard::copy_out), a merge of those of many shards) ended after its first row and before its last
     /// one, for example because the connection was lost. The rows that were read are right.
     #[error(
         "the rows of shard {shard} on host {host} ended after {rows} of them: {}",
@@ -308,6 +308,22 @@ pub enum Error {
         rows: u64,
         /// The error of the driver.
         source: Cause,
+    },
+    /// A shard of [`Shards::merge_raw`](crate::fanout::Shards::merge_raw) gave a row after one that
+    /// comes behind it in the order of the merge. The rows that were read are right, as far as their
+    /// shards' rows were in order.
+    #[error(
+        "shard {shard} on host {host} gave its row {} out of order: the statement's ORDER BY must be \
+        the order of the merge (that of texts is COLLATE \"C\")",
+        rows + 1
+    )]
+    OutOfOrder {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// How many of its rows were read.
+        rows: u64,
     },
     /// The shard stayed closed, or its hosts disagreed about it, for longer than the router waits.
     #[error("shard {shard} was not available in time (last on host {host}: {reason})")]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::abandoned::{self, close};
@@ -81,6 +82,23 @@ impl Lease {
             Answers::Settled
         };
         answer
+    }
+
+    /// Runs a statement without parameters and does not keep it. When the future is dropped, the
+    /// connection is closed with the lease.
+    pub(super) async fn run_alone(&mut self, sql: &str) -> Result<Vec<Row>, StatementError> {
+        self.answers = Answers::Awaited;
+        let rows = self.session().connection.query_typed(sql, &[]).await;
+        let rows = rows.map_err(|error| StatementError {
+            error,
+            prepared_before: false,
+            sent: true,
+        });
+        self.answers = match &rows {
+            Err(failed) if failed.is_unexpected() => Answers::Ending,
+            _ => Answers::Settled,
+        };
+        rows
     }
 
     /// Sends BEGIN in the form given. After an error the connection is closed with the lease.

@@ -28,6 +28,7 @@ mod cancel_limits;
 mod cause;
 mod circuit;
 mod cleaning;
+mod cursors;
 mod endpoint;
 mod error;
 mod executor;
@@ -98,6 +99,7 @@ use crate::values::Definition;
 
 pub(crate) use bound::Bound;
 pub use cause::Cause;
+pub(crate) use cursors::Cursors;
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use executor::Executor;
 pub use from_row::FromRow;

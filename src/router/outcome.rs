@@ -81,6 +81,7 @@ impl Error {
             | Error::NotARead { .. }
             | Error::RowCount { .. }
             | Error::Decode { .. }
+            | Error::OutOfOrder { .. }
             | Error::TransactionEnded { .. }
             | Error::SavepointOpen { .. }
             | Error::Taken { .. }

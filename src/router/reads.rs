@@ -18,6 +18,7 @@ use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::handle::Shard;
+use super::lease::Lease;
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::replica::Standby;
@@ -27,7 +28,7 @@ use super::stale::MoveSignal;
 use super::standby_state::Why;
 use super::statement_error::StatementError;
 use super::statements::Prepare;
-use crate::map::ShardEpoch;
+use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
 /// A shard for calls that are declared as read-only (as [`Sql::reading`]). Made by
@@ -50,6 +51,14 @@ use crate::shard::ShardId;
 pub struct Reads<'r> {
     shard: Shard<'r>,
     after: Option<Position>,
+}
+
+/// An answer, and from where it came.
+pub(super) struct Answered<A> {
+    pub(super) answer: A,
+    /// The connection that gave it, unless it was given back.
+    pub(super) lease: Option<Lease>,
+    pub(super) host: HostName,
 }
 
 /// How far the host of a shard had written its log: everything that was committed before is before
@@ -147,6 +156,13 @@ fn past_records(lsn: u64, block: u64) -> u64 {
     }
 }
 
+impl<'r> Reads<'r> {
+    /// The shard's handle.
+    pub(super) fn handle(self) -> Shard<'r> {
+        self.shard
+    }
+}
+
 impl Reads<'_> {
     /// Reads only where everything up to `position` is visible, checked on the connection of the
     /// read itself. The call waits for a standby that is not there yet, at most
@@ -222,6 +238,17 @@ impl Reads<'_> {
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
     ) -> Result<A, Error> {
+        let answered = self.run_on_lease(sql, params, call).await?;
+        Ok(answered.answer)
+    }
+
+    /// The same, with the connection that gave the answer.
+    pub(super) async fn run_on_lease<A: Answer>(
+        self,
+        sql: &SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+        call: &Call<'_>,
+    ) -> Result<Answered<A>, Error> {
         let (inner, shard) = (self.shard.router().inner(), self.shard.id());
         let sql = inner.sql.read(sql).with_word();
         if !sql.may_only_read() {
@@ -248,13 +275,23 @@ impl Reads<'_> {
                 .host
                 .metrics
                 .read(&place.host.name, answer.as_ref().err().copied());
-            if let Ok(answer) = answer {
-                return Ok(answer);
+            if let Ok((answer, lease)) = answer {
+                return Ok(Answered {
+                    answer,
+                    lease: Some(lease),
+                    host: place.host.name.clone(),
+                });
             }
         }
-        self.shard
-            .run_to_end(&SqlText::from(&sql), params, call)
-            .await
+        let (answer, lease) = self
+            .shard
+            .run_on_lease(&SqlText::from(&sql), params, call)
+            .await?;
+        Ok(Answered {
+            answer,
+            lease,
+            host: call.host_name().unwrap_or_else(|| self.shard.host()),
+        })
     }
 
     /// Runs the statement on a standby, or returns why the primary must be used.
@@ -264,7 +301,7 @@ impl Reads<'_> {
         standby: &Arc<Standby>,
         sql: &Sql,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Result<A, Why>, Error> {
+    ) -> Result<Result<(A, Lease), Why>, Error> {
         let shard = self.shard.id();
         let mut lease = match standby.host.lease(Lane::Work, shard, Use::Statement).await {
             Ok(lease) => lease,
@@ -287,7 +324,7 @@ impl Reads<'_> {
         }
         let rendered = Rendered::new(sql, self.shard.router().prefix(), self.shard.id());
         let failed = match lease.run(rendered, params, Prepare::Once).await {
-            Ok(answer) => return Ok(Ok(answer)),
+            Ok(answer) => return Ok(Ok((answer, lease))),
             Err(failed) => failed,
         };
         if failed.lost(&lease.session().connection) {

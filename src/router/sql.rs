@@ -174,6 +174,11 @@ impl Sql {
         Sql::new(sql).with_word()
     }
 
+    /// As it was given.
+    pub(super) fn text(&self) -> &str {
+        &self.parsed.text
+    }
+
     pub(super) fn with_word(mut self) -> Sql {
         self.reading = true;
         self

@@ -19,12 +19,13 @@ use super::error::Error;
 use super::handle::Shard;
 use super::lease::Lease;
 use super::options::{PrepareMode, Recycle};
-use super::sql::SqlText;
+use super::reads::{Answered, Reads};
+use super::sql::{Sql, SqlText};
 use super::statement_class::StatementClass;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-/// The rows of [`Shard::query_raw`] in the order in which the server gives them: a [`Stream`]. It
+/// The rows of [`Shard::query_raw`] or [`Reads::query_raw`] in the order in which the server gives them: a [`Stream`]. It
 /// owns what it needs, so that it can be returned, kept and spawned. The server waits while rows
 /// are not read, and the connection is in use until the last one was read, or the stream is
 /// dropped.
@@ -147,22 +148,14 @@ impl Shard<'_> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<RowStream, Error> {
         self.checked()?;
-        let inner = self.router().inner();
-        let sql = inner.sql.read(&sql.into()).with_word();
+        let sql = self.router().inner().sql.read(&sql.into()).with_word();
         if !sql.may_only_read() {
             return Err(Error::NotARead { shard: self.id() });
         }
         let text = SqlText::from(&sql);
-        let leaves = sql.may_change_session() || inner.options.recycle == Recycle::Clean;
-        if sql.asks_about_names() || leaves && self.is_pooled()? {
+        if self.is_read_first(&sql)? {
             let rows = self.query(text, params).await?;
-            return Ok(RowStream(Rows {
-                ready: rows.into(),
-                open: None,
-                shard: self.id(),
-                host: self.host(),
-                delivered: 0,
-            }));
+            return Ok(RowStream(Rows::read(self, rows)));
         }
         let call = Call::new(self.target(), call_span!("pgshard.stream", self.id()));
         let opened = call.limited(pin!(self.opened(&text, params, &call))).await;
@@ -231,6 +224,13 @@ impl Shard<'_> {
         opened.map(CopyOut)
     }
 
+    /// Whether all rows of a statement are read before the first is given.
+    fn is_read_first(self, sql: &Sql) -> Result<bool, Error> {
+        let leaves =
+            sql.may_change_session() || self.router().inner().options.recycle == Recycle::Clean;
+        Ok(sql.asks_about_names() || leaves && self.is_pooled()?)
+    }
+
     /// Whether the shard's host may be reached through a pooler.
     fn is_pooled(self) -> Result<bool, Error> {
         let place = self.router().inner().place(self.id())?;
@@ -246,21 +246,85 @@ impl Shard<'_> {
     where
         FirstOfMany<S, T>: Answer,
     {
-        let (answer, lease) = self
-            .run_on_lease::<FirstOfMany<S, T>>(text, params, call)
-            .await?;
+        let (answer, lease) = self.run_on_lease(text, params, call).await?;
+        let host = call.host_name().unwrap_or_else(|| self.host());
+        Ok(Rows::begun(self.id(), host, answer, lease))
+    }
+}
+
+impl Reads<'_> {
+    /// As [`Shard::query_raw`], from a standby where [`Reads::query`] would use one. What goes
+    /// wrong there before the first row is not seen: the primary is used. After that it ends the
+    /// stream with [`Error::StreamStopped`], also where the standby cancels a query that is in the
+    /// way of its replay (`40001`).
+    ///
+    /// # Errors
+    /// As [`Shard::query_raw`].
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query_raw`].
+    pub async fn query_raw<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<RowStream, Error> {
+        let shard = self.handle();
+        shard.checked()?;
+        let sql = shard.router().inner().sql.read(&sql.into()).with_word();
+        let text = SqlText::from(&sql);
+        if shard.is_read_first(&sql)? {
+            let rows = self.query(text, params).await?;
+            return Ok(RowStream(Rows::read(shard, rows)));
+        }
+        let call = Call::new(shard.target(), call_span!("pgshard.stream", shard.id()));
+        let opening = async {
+            let answered = self.run_on_lease(&text, params, &call).await?;
+            let Answered {
+                answer,
+                lease,
+                host,
+            } = answered;
+            Ok(Rows::begun(shard.id(), host, answer, lease))
+        };
+        let opened = call.limited(pin!(opening)).await;
+        call.ended(&opened, CallFailure::of);
+        opened.map(RowStream)
+    }
+}
+
+impl<T> Rows<tokio_postgres::RowStream, T> {
+    /// Rows that were all read.
+    fn read(shard: Shard<'_>, rows: Vec<T>) -> Self {
+        Rows {
+            ready: rows.into(),
+            open: None,
+            shard: shard.id(),
+            host: shard.host(),
+            delivered: 0,
+        }
+    }
+}
+
+impl<S, T> Rows<S, T> {
+    /// Rows of which the first was read.
+    fn begun(
+        shard: ShardId,
+        host: HostName,
+        answer: FirstOfMany<S, T>,
+        lease: Option<Lease>,
+    ) -> Self {
         let FirstOfMany { first, rows } = answer;
         let open = lease.filter(|_| first.is_some()).map(|mut lease| {
             lease.set_unsettled();
             Open { rows, lease }
         });
-        Ok(Rows {
+        Rows {
             ready: first.into_iter().collect(),
             open,
-            shard: self.id(),
-            host: call.host_name().unwrap_or_else(|| self.host()),
+            shard,
+            host,
             delivered: 0,
-        })
+        }
     }
 }
 

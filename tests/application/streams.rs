@@ -1,13 +1,16 @@
 //! Rows as they come: in bounded memory, with moves, and to whoever keeps the stream.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt, TryStreamExt};
 use pgshard::router::Error;
-use pgshard::{Router, params};
+use pgshard::{Router, ShardId, params};
 
 use super::INSERT;
+use tokio_postgres::Row;
+
 use super::by_hand::{Shards, shard};
 
 const TITLES: &str = "SELECT title FROM {shard}.photos ORDER BY id";
@@ -332,5 +335,226 @@ on_each_version! {
         assert_eq!(failed, [(2, "42P01".to_owned())]);
         assert_eq!(read.len(), 7);
         assert!(read.values().all(|rows| *rows == 90), "{read:?}");
+    }
+
+    /// The rows of all shards in one order, on one connection of each host. However many rows there
+    /// are, the servers have run only what the reader needs, and the connections go back.
+    async fn a_merge_of_streams_is_in_order_and_holds_few_rows(version) {
+        let shards = Shards::start(version, 8).await;
+        for number in 0..8 {
+            fill(&shards, number, 1000).await;
+        }
+        let mut options = shards.options();
+        options.hosts.iter_mut().for_each(|host| host.pool_size = 1);
+        options.wait_max = Duration::from_secs(60);
+        let router = Router::new(options);
+        // A number that repeats, descending; then the shard breaks the tie.
+        let sql = "-- The shards' photos
+            SELECT (id % 7)::int, id FROM {shard}.photos WHERE id > $1 ORDER BY 1 DESC, 2";
+        let order = |row: &Row| {
+            Ok((Reverse(row.try_get::<_, i32>(0)?), row.try_get::<_, i64>(1)?))
+        };
+        let mut wanted: Vec<_> = (0..8_u16)
+            .flat_map(|shard| (11..=1000_i64).map(move |id| ((Reverse((id % 7) as i32), id), shard)))
+            .collect();
+        wanted.sort();
+        let all = async || {
+            let rows = router.all_shards().merge_raw(sql, params![10_i64], order).await?;
+            let rows: Vec<(ShardId, Row)> = rows.try_collect().await?;
+            let rows = rows.iter().map(|(shard, row)| (order(row).unwrap(), shard.get()));
+            Ok::<_, Error>(rows.collect::<Vec<_>>())
+        };
+        // Several at a time, with one connection of each host: none waits for another forever.
+        let (one, two, three) = tokio::join!(all(), all(), all());
+        for merged in [one, two, three] {
+            assert_eq!(merged.unwrap(), wanted);
+        }
+        let keys: Vec<i64> = (1..=40).collect();
+        let of_keys = "SELECT id FROM {shard}.photos WHERE id = ANY($1) AND id < $2 ORDER BY id";
+        let merged = router.by_keys(&keys).unwrap();
+        let merged = merged
+            .merge_raw(of_keys, params![31_i64], |row| row.try_get::<_, i64>(0))
+            .await
+            .unwrap();
+        let merged: Vec<(ShardId, Row)> = merged.try_collect().await.unwrap();
+        let ids: Vec<i64> = merged.iter().map(|(_, row)| row.get(0)).collect();
+        assert_eq!(ids, (1..=30).collect::<Vec<i64>>());
+        let none = router.shards([]).merge_raw(sql, params![10_i64], order).await.unwrap();
+        assert!(none.try_collect::<Vec<_>>().await.unwrap().is_empty());
+
+        // Each row that a server makes takes a lock, so that they can be counted.
+        let counted = "SELECT n, pg_try_advisory_xact_lock({shard_id}, n::int)
+            FROM generate_series(1, 1000000) AS n";
+        let mut rows = router
+            .all_shards()
+            .merge_raw(counted, params![], |row| row.try_get::<_, i32>(0))
+            .await
+            .unwrap();
+        for at in 0..4000_i32 {
+            let (_, row) = rows.try_next().await.unwrap().unwrap();
+            assert_eq!(row.get::<_, i32>(0), at / 8 + 1);
+        }
+        let made = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+        for host in &shards.db {
+            let made: i64 = host.query_one(made, &[]).await.unwrap().get(0);
+            // 500 rows of each of its four shards were read.
+            assert!((2000..=4 * 768).contains(&made), "{made}");
+        }
+        // One that is dropped ends its transactions, and others get the connections.
+        drop(rows);
+        router.all_shards().query("SELECT 1", &[]).await.unwrap();
+        for host in &shards.db {
+            let idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in tr%'";
+            assert_eq!(host.query_one(idle, &[]).await.unwrap().get::<_, i64>(0), 0);
+        }
+    }
+
+    /// The first error ends a merge, because the rows that would follow are not known to be next. It
+    /// names its shard, and no connection is left in the middle of something.
+    async fn a_merge_of_streams_ends_with_its_first_error(version) {
+        let shards = Shards::start(version, 8).await;
+        for number in 0..8 {
+            fill(&shards, number, 600).await;
+        }
+        let mut options = shards.options();
+        options.hosts.iter_mut().for_each(|host| host.pool_size = 1);
+        let router = Router::new(options);
+        let titles = "SELECT title FROM {shard}.photos ORDER BY id";
+        let title = |row: &Row| row.try_get::<_, String>(0);
+        let all = router.all_shards();
+        // By number, while the merge compares texts: 10 comes after 9.
+        let mut rows = all.merge_raw(titles, params![], title).await.unwrap();
+        let mut read = 0;
+        let error = loop {
+            match rows.try_next().await {
+                Ok(row) => read += u64::from(row.is_some()),
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            matches!(&error, Error::OutOfOrder { shard, rows: 9, .. } if shard.get() == 0),
+            "{error:?}"
+        );
+        assert!(read >= 9 && error.is_application() && !error.is_retryable(), "{read}");
+        assert!(!error.may_have_run());
+        assert!(error.to_string().contains("shard 0 on host db1 gave its row 10 out of order"));
+        assert!(rows.try_next().await.unwrap().is_none());
+        drop(rows);
+
+        let number = |row: &Row| row.try_get::<_, i64>(0);
+        let refused = [
+            all.merge_raw(titles, params![], number).await.unwrap_err(),
+            all.merge_raw(INSERT, params![1_i64, "x"], number).await.unwrap_err(),
+            all.merge_raw("SELECT to_regclass('{shard}.photos')", params![], number)
+                .await
+                .unwrap_err(),
+            all.clone()
+                .reads()
+                .merge_raw(titles, params![], title)
+                .await
+                .unwrap_err(),
+            all.merge_raw("SELECT $1::int", params!["x"], number).await.unwrap_err(),
+            all.merge_raw("SELECT 1/0", params![], number).await.unwrap_err(),
+            all.merge_raw("SELECT id FROM {shard}.missing", params![], number)
+                .await
+                .unwrap_err(),
+            all.merge_raw("SELECT 1; SELECT 2", params![], number).await.unwrap_err(),
+            all.merge_raw("WITH a AS (DELETE FROM {shard}.photos RETURNING id) TABLE a", params![], number)
+                .await
+                .unwrap_err(),
+            all.merge_raw("SELECT nextval('{shard}.missing')", params![], number)
+                .await
+                .unwrap_err(),
+        ];
+        for error in refused {
+            assert!(error.is_application() && !error.may_have_run(), "{error:?}");
+            assert!(!error.is_retryable(), "{error:?}");
+        }
+        let slow = all
+            .clone()
+            .deadline(Duration::from_millis(100))
+            .merge_raw("SELECT 1, pg_sleep(60)", params![], |row| row.try_get::<_, i32>(0))
+            .await
+            .unwrap_err();
+        assert!(slow.is_timeout() && !slow.may_have_run(), "{slow:?}");
+
+        // An error of one shard after the first rows, and a connection that is lost.
+        let divides = "SELECT id, 1 / (500 - id) FROM {shard}.photos ORDER BY id";
+        let rows = all.merge_raw(divides, params![], number).await.unwrap();
+        let error = rows.try_collect::<Vec<_>>().await.unwrap_err();
+        assert!(
+            matches!(&error, Error::StreamStopped { rows, .. } if *rows < 500),
+            "{error:?}"
+        );
+        assert_eq!(error.code().unwrap().code(), "22012");
+        let ids = "SELECT id FROM {shard}.photos ORDER BY id";
+        let mut rows = all.merge_raw(ids, params![], number).await.unwrap();
+        rows.try_next().await.unwrap().unwrap();
+        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE state = 'idle in transaction'";
+        shards.cluster.superuser(1).await.query(kill, &[]).await.unwrap();
+        let error = rows.by_ref().try_collect::<Vec<_>>().await.unwrap_err();
+        assert!(
+            matches!(&error, Error::StreamStopped { shard, host, rows: 256, .. }
+                if shard.get() == 4 && *host == shards.name(1)),
+            "{error:?}"
+        );
+        assert!(error.is_retryable() && !error.may_have_run(), "{error:?}");
+        assert!(rows.try_next().await.unwrap().is_none());
+        let rows = all.merge_raw(ids, params![], number).await.unwrap();
+        assert_eq!(rows.try_collect::<Vec<_>>().await.unwrap().len(), 8 * 600);
+    }
+
+    /// All shards move while they are merged: each merge has each row once, in order, or says that
+    /// it may be tried again. One that has begun shows what was there then.
+    async fn a_merge_of_streams_follows_moves(version) {
+        let shards = Shards::start(version, 8).await;
+        for number in 0..8 {
+            fill(&shards, number, 700).await;
+        }
+        let mut options = shards.options();
+        options.hosts.iter_mut().for_each(|host| host.pool_size = 2);
+        let router = Router::new(options);
+        let sql = "SELECT id FROM {shard}.photos ORDER BY id";
+        let id = |row: &Row| row.try_get::<_, i64>(0);
+        let wanted: Vec<(u16, i64)> = (1..=700)
+            .flat_map(|id| (0..8).map(move |shard| (shard, id)))
+            .collect();
+        let read = |rows: &[(ShardId, Row)]| -> Vec<(u16, i64)> {
+            rows.iter().map(|(shard, row)| (shard.get(), row.get(0))).collect()
+        };
+        let mut early = router.all_shards().merge_raw(sql, params![], id).await.unwrap();
+        let mut first = vec![early.try_next().await.unwrap().unwrap()];
+        let moves = async {
+            for number in [3, 6, 0, 7, 1, 5, 2, 4] {
+                let moving = shards.prepare(number, usize::from(number >= 4)).await;
+                moving.fence(Duration::from_secs(60)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                moving.decide().await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                moving.open().await;
+            }
+        };
+        let merges = async {
+            let mut merged = 0;
+            loop {
+                let rows = router.all_shards().merge_raw(sql, params![], id).await.unwrap();
+                let rows: Vec<(ShardId, Row)> = rows.try_collect().await.unwrap();
+                assert_eq!(read(&rows), wanted);
+                merged += 1;
+                let moved = router.hosts().len() == 2
+                    && (0..8).all(|number| {
+                        let host = router.shard(shard(number)).unwrap().host();
+                        host == shards.name(usize::from(number < 4))
+                    });
+                if moved {
+                    break merged;
+                }
+            }
+        };
+        let (merged, ()) = tokio::join!(merges, moves);
+        assert!(merged > 1);
+        first.extend(early.try_collect::<Vec<_>>().await.unwrap());
+        assert_eq!(read(&first), wanted);
     }
 }

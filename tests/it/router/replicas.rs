@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt, TryStreamExt};
 use metrics_util::debugging::DebuggingRecorder;
 use pgshard::dev::StopMode;
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{Error, Options, Position};
 use pgshard::{Router, ShardId};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
 use super::INSERT;
 use super::by_hand::Shards;
@@ -106,6 +107,60 @@ async fn resume(standby: &Client) {
 }
 
 on_each_version! {
+    /// A stream comes from the standby, and its connection goes back. What goes wrong there before
+    /// the first row is not seen; after that it ends the stream.
+    async fn streams_come_from_a_standby(version) {
+        let (shards, mut options) = with_standby(version, 4).await;
+        options.max_replica_lag = Duration::from_secs(600);
+        options.hosts[0].pool_size = 1;
+        let router = Router::new(options);
+        until(&router, 0, true).await;
+        let sql = "SELECT n, pg_is_in_recovery(), repeat('x', 1000)
+            FROM generate_series(1, $1::int) AS n";
+        for rows in [0_i32, 1, 3000] {
+            let read = router.by_key(0).reads().query_raw(sql, &[&rows]).await.unwrap();
+            assert_eq!(*read.host(), shards.name(0));
+            let read: Vec<Row> = read.try_collect().await.unwrap();
+            let numbers: Vec<i32> = read.iter().map(|row| row.get(0)).collect();
+            assert_eq!(numbers, (1..=rows).collect::<Vec<_>>());
+            assert!(read.iter().all(|row| row.get(1)));
+        }
+        let all = router.all_shards().reads().query_raw(sql, pgshard::params![2_i32]);
+        let all: Vec<(ShardId, Result<Row, Error>)> = all.collect().await;
+        assert_eq!(all.len(), 8);
+        for (shard, row) in all {
+            let has_standby = router.shard(shard).unwrap().host() == shards.name(0);
+            assert_eq!(row.unwrap().get::<_, bool>(1), has_standby);
+        }
+        let write = router.by_key(0).reads().query_raw(INSERT, &[&1_i64, &"x"]).await;
+        assert!(matches!(write, Err(Error::NotARead { .. })));
+
+        // The server waits for its reader, and is ended there.
+        let mut read = router.by_key(0).reads().query_raw(sql, &[&10_000_000_i32]).await.unwrap();
+        read.try_next().await.unwrap().unwrap();
+        let standby = shards.cluster.superuser(2).await;
+        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE query LIKE '%generate_series(1, $1::int)%' AND pid <> pg_backend_pid()";
+        standby.query(kill, &[]).await.unwrap();
+        let error = loop {
+            match read.try_next().await {
+                Ok(row) => assert!(row.is_some()),
+                Err(error) => break error,
+            }
+        };
+        let delivered = read.delivered();
+        assert!(
+            matches!(&error, Error::StreamStopped { rows, .. } if *rows == delivered),
+            "{error:?}"
+        );
+        assert!(error.is_retryable() && !error.may_have_run(), "{error:?}");
+        // One that only a primary can run.
+        let only = "SELECT 1, pg_current_wal_lsn() IS NULL";
+        let read = router.by_key(0).reads().query_raw(only, &[]).await.unwrap();
+        let read: Vec<Row> = read.try_collect().await.unwrap();
+        assert!(!read[0].get::<_, bool>(1));
+    }
+
     /// Calls over many shards read from the standby of the host that has one; if it is away, from
     /// the primary.
     async fn many_shards(version) {
