@@ -228,7 +228,7 @@ impl Bench<'_> {
                 .servers()
                 .iter()
                 .map(|server| (server.name().clone(), Bench::connect(server)));
-            let survey = self.runtime.block_on(schema::definitions(hosts));
+            let survey = self.runtime.block_on(schema::definitions(hosts, &|_| {}));
             let findings = schema::compare(&survey);
             // Of the sample of each run, which has a column more.
             assert!(

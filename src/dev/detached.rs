@@ -162,6 +162,14 @@ pub enum ServerState {
 /// When the numbers are out of bounds, a server cannot be made or started (those before it run on),
 /// or a file cannot be written.
 pub fn up(options: &UpOptions) -> Result<Up, Error> {
+    up_with(options, &|_| {})
+}
+
+/// The same, and `on_running` is called for each server once it runs.
+///
+/// # Errors
+/// As [`up`].
+pub fn up_with(options: &UpOptions, on_running: &dyn Fn(&HostName)) -> Result<Up, Error> {
     let max = ClusterOptions::HOSTS_MAX.min(usize::from(options.shards.get()));
     if !(1..=max).contains(&options.hosts) {
         return Err(Error::HostCount {
@@ -198,6 +206,7 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
             made.push(server.name.clone());
         }
         let port = server.ensure(options.binaries.as_ref(), &config)?;
+        on_running(&server.name);
         let passfile = server.passfile()?;
         if config.exists() && configured(&config, &server.name).is_none() {
             absent.push(server.name.clone());

@@ -48,7 +48,7 @@ pub(crate) use cluster::host_names;
 pub use cluster::{Cluster, ClusterOptions};
 pub use config_text::config_text;
 pub use detached::{
-    ConfigState, ServerState, ServerStatus, Up, UpOptions, down, down_with, status, up,
+    ConfigState, ServerState, ServerStatus, Up, UpOptions, down, down_with, status, up, up_with,
 };
 pub use error::Error;
 pub(crate) use prepared::prepared;

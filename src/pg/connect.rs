@@ -345,7 +345,7 @@ impl ConnectOptions {
         {
             config.password(password);
         }
-        let limit = self.connect_timeout() * 2;
+        let limit = self.answer_limit();
         let refused = |source| ConnectError::Refused { to: to(), source };
         let statements = match search_path {
             SearchPath::Closed => Statements::Ours,

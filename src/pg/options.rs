@@ -247,6 +247,11 @@ impl ConnectOptions {
         self.config.get_target_session_attrs() != TargetSessionAttrs::ReadOnly
     }
 
+    /// How long one address may take until it can be used: connected, and logged in.
+    pub fn answer_limit(&self) -> Duration {
+        self.connect_timeout() * 2
+    }
+
     /// How long one address may take to be connected.
     pub(super) fn connect_timeout(&self) -> Duration {
         self.config

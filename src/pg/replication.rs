@@ -160,7 +160,7 @@ impl ConnectOptions {
     ) -> Result<Replication, ReplicationError> {
         let mut failed = None;
         for index in self.order() {
-            let limit = self.connect_timeout() * 2;
+            let limit = self.answer_limit();
             let opened = async {
                 let mut connection = match self.replicate_with(index, application_name).await {
                     Err(error)

@@ -8,6 +8,7 @@ mod contract;
 mod help;
 mod ids;
 mod local;
+mod progress;
 mod readers;
 mod remedies;
 mod servers;

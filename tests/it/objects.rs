@@ -4,6 +4,8 @@
 mod case;
 #[path = "../objects/generator.rs"]
 mod generator;
+#[path = "../objects/recipes.rs"]
+mod recipes;
 #[path = "../objects/round.rs"]
 mod round;
 

@@ -8,6 +8,7 @@
 
 mod case;
 mod generator;
+mod recipes;
 mod round;
 #[path = "../failover/rounds.rs"]
 mod rounds;

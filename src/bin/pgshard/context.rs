@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::join_all;
+use indicatif::ProgressBar;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, RangesError, ShardMap, parse_shards, print_shards};
@@ -18,6 +21,7 @@ use pgshard::{ShardCount, ShardId};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::output::Output;
 use crate::trust;
 
 /// The config that `--config` names, else the one that is found.
@@ -138,7 +142,7 @@ pub(crate) enum Instead {
 ///
 /// # Errors
 /// As [`map`], and where neither the history has a map nor the hosts know all shards.
-pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
+pub(crate) async fn map_or_last(config: &Config, output: &Output) -> Result<FoundMap, Failure> {
     let ConfigStore::Postgres(store) = config.map_store() else {
         return Ok(FoundMap {
             map: map(config).await?,
@@ -166,7 +170,7 @@ pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
             }),
         });
     }
-    match schema::map_of_hosts(config.cluster.shards, &survey(config).await) {
+    match schema::map_of_hosts(config.cluster.shards, &survey(config, output).await) {
         Ok(map) => Ok(FoundMap {
             map,
             lost: Some(LostMap {
@@ -214,13 +218,55 @@ fn open_word(word: &str) -> String {
 
 /// The facts of every host of the config, all read at the same time; each has its connection's
 /// timeout to answer.
-pub(crate) async fn survey(config: &Config) -> Survey {
-    schema::survey(all_hosts(config)).await
+pub(crate) async fn survey(config: &Config, output: &Output) -> Survey {
+    let answers = of_each(config, output, async |host| schema::survey([host]).await);
+    answers.await.into_iter().flatten().collect()
 }
 
-/// The same with the hosts' clocks.
-pub(crate) async fn survey_with_clocks(config: &Config) -> Survey {
-    schema::survey_with_clocks(all_hosts(config)).await
+/// The same with the hosts' clocks, and who answers at their addresses.
+pub(crate) async fn survey_with_identities(
+    config: &Config,
+    output: &Output,
+) -> (Survey, Identities) {
+    // Side by side: a host that does not answer is waited for once.
+    let answers = of_each(config, output, async |host: (HostName, ConnectOptions)| {
+        let survey = schema::survey_with_clocks([host.clone()]);
+        tokio::join!(survey, schema::identities([host]))
+    });
+    let (survey, identities): (Vec<Survey>, Vec<Identities>) = answers.await.into_iter().unzip();
+    let survey = survey.into_iter().flatten().collect();
+    (survey, identities.into_iter().collect())
+}
+
+/// Asks each host of the config, all at the same time.
+async fn of_each<T>(
+    config: &Config,
+    output: &Output,
+    ask: impl AsyncFn((HostName, ConnectOptions)) -> T,
+) -> Vec<T> {
+    let hosts = all_hosts(config);
+    let all = async |bar: &ProgressBar| {
+        let each = hosts.iter().map(async |host| {
+            let answer = ask(host.clone()).await;
+            bar.inc(1);
+            answer
+        });
+        join_all(each).await
+    };
+    let limit = patience(config);
+    output
+        .counting_hosts("reading", hosts.len(), limit, all)
+        .await
+}
+
+/// How long a host of the config may take to answer: each of its addresses has a limit.
+pub(crate) fn patience(config: &Config) -> Duration {
+    let of_host = |host: &HostConfig| {
+        let addresses = u32::try_from(host.connect.addresses().len()).unwrap_or(u32::MAX);
+        host.connect.answer_limit().saturating_mul(addresses)
+    };
+    let longest = config.hosts.values().map(of_host).max();
+    longest.unwrap_or_default()
 }
 
 /// The hosts of the config by name.
@@ -265,8 +311,11 @@ pub(crate) fn of_this_cluster(config: &Config, survey: &Survey) -> Result<(), Fa
 /// # Errors
 /// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the
 /// host.
-pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
-    let identities = schema::identities(all_hosts(config)).await;
+pub(crate) async fn identities(config: &Config, output: &Output) -> Result<Identities, Failure> {
+    let answers = of_each(config, output, async |host| {
+        schema::identities([host]).await
+    });
+    let identities: Identities = answers.await.into_iter().collect();
     let alarms: Vec<String> = identities
         .findings()
         .into_iter()

@@ -468,16 +468,88 @@ impl Output {
     /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the
     /// plural.
     pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
-        let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} {{rate}}");
-        let style = ProgressStyle::with_template(&template)
-            .expect("the template names indicatif's own keys");
-        let style = style.with_key("rate", Remaining::default());
-        let bar = ProgressBar::new(total)
-            .with_style(style.progress_chars("━╸─"))
-            .with_prefix(what);
-        let bar = self.talk.bars.add(bar);
-        bar.enable_steady_tick(Duration::from_millis(200));
+        let bar = hidden(what, unit, total, Remaining::default());
+        self.draw(&bar);
         bar
+    }
+
+    /// Does work that counts what it has done with the bar, which is drawn if it takes longer than
+    /// a second.
+    pub(crate) async fn counting<T>(
+        &self,
+        what: &str,
+        unit: &str,
+        total: usize,
+        work: impl AsyncFnOnce(&ProgressBar) -> T,
+    ) -> T {
+        let bar = hidden(what.to_owned(), unit, total as u64, Remaining::default());
+        self.drawn_if_slow(&bar, work(&bar)).await
+    }
+
+    /// The same for work with the hosts, all at the same time: the rest is waited for no longer
+    /// than `limit`, counted from now.
+    pub(crate) async fn counting_hosts<T>(
+        &self,
+        what: &str,
+        total: usize,
+        limit: Duration,
+        work: impl AsyncFnOnce(&ProgressBar) -> T,
+    ) -> T {
+        let remaining = Remaining {
+            limit: Some(limit),
+            ..Remaining::default()
+        };
+        let bar = hidden(what.to_owned(), "hosts", total as u64, remaining);
+        self.drawn_if_slow(&bar, work(&bar)).await
+    }
+
+    /// Does work that cannot be counted. How long it has taken is drawn if it takes longer than a
+    /// second.
+    pub(crate) async fn waiting<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        let style = ProgressStyle::with_template("{prefix} · {elapsed}")
+            .expect("the template names indicatif's own keys");
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
+            .with_style(style)
+            .with_prefix(what.to_owned());
+        self.drawn_if_slow(&bar, work).await
+    }
+
+    async fn drawn_if_slow<T>(&self, bar: &ProgressBar, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(SLOW) => self.draw(bar),
+        }
+        let _cleared = Cleared(bar);
+        work.await
+    }
+
+    fn draw(&self, bar: &ProgressBar) {
+        let bar = self.talk.bars.add(bar.clone());
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
+}
+
+/// Work that takes longer shows how far it is.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// A bar that is not drawn yet.
+fn hidden(what: String, unit: &str, total: u64, remaining: Remaining) -> ProgressBar {
+    let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} {{rate}}");
+    let style =
+        ProgressStyle::with_template(&template).expect("the template names indicatif's own keys");
+    let style = style.with_key("rate", remaining);
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden())
+        .with_style(style.progress_chars("━╸─"))
+        .with_prefix(what)
+}
+
+/// Takes a bar away when its work ends, even if it is cut off.
+struct Cleared<'a>(&'a ProgressBar);
+
+impl Drop for Cleared<'_> {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
     }
 }
 
@@ -490,6 +562,8 @@ struct Remaining {
     moved: Duration,
     /// What was left at that moment.
     left: Duration,
+    /// What the whole takes at most, where that is known: nothing is estimated then.
+    limit: Option<Duration>,
 }
 
 impl Remaining {
@@ -506,6 +580,12 @@ impl Remaining {
 
     /// The end of the bar's line at this moment.
     fn text(&self, elapsed: Duration) -> String {
+        if let Some(limit) = self.limit {
+            return match limit.saturating_sub(elapsed).as_secs() {
+                0 => String::new(),
+                left => format!(" · {left} s left at most"),
+            };
+        }
         // Before the first one is done, the remaining time is unknown.
         if self.position == 0 || self.moved.is_zero() {
             return String::new();
@@ -541,7 +621,10 @@ impl ProgressTracker for Remaining {
     }
 
     fn reset(&mut self, _: &ProgressState, _: Instant) {
-        *self = Remaining::default();
+        *self = Remaining {
+            limit: self.limit,
+            ..Remaining::default()
+        };
     }
 
     fn write(&self, state: &ProgressState, out: &mut dyn fmt::Write) {
@@ -1036,6 +1119,14 @@ mod tests {
         bar.see(1000, 2000, at(100));
         assert_eq!(bar.text(at(101)), " · 10/s · 1 min 39 s left");
         assert_eq!(bar.text(at(195)), " · 10/s · 5 s left");
+        let mut hosts = Remaining {
+            limit: Some(at(5)),
+            ..Remaining::default()
+        };
+        // That one host has answered says nothing about the other.
+        hosts.see(1, 2, at(1));
+        assert_eq!(hosts.text(at(1)), " · 4 s left at most");
+        assert_eq!(hosts.text(at(6)), "");
     }
 
     #[test]

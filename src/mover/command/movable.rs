@@ -6,6 +6,7 @@ use crate::mover::control::context::Context;
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Event;
 use crate::pg::cause::chain;
 use crate::schema::{DefinitionSurvey, Finding, Findings, Severity, made_alike};
 use crate::shard::ShardId;
@@ -19,7 +20,11 @@ pub(in crate::mover) async fn movable(
         let Some(first) = shards.first() else {
             continue;
         };
-        match look(context, &host, *first).await {
+        let found = look(context, &host, *first).await;
+        for shard in &shards {
+            context.observer.tell(Event::Examined { shard: *shard });
+        }
+        match found {
             Ok(refusals) => {
                 for refusal in refusals {
                     let Refusal {

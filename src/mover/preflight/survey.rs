@@ -21,6 +21,7 @@ use crate::mover::preflight::plan::{Plan, Room, ShardPlan};
 use crate::mover::preflight::rehearsal;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
+use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Mode;
 
 /// The request.
@@ -128,13 +129,12 @@ pub(in crate::mover) fn plan<'a>(
             let judging: Vec<_> = moving
                 .iter()
                 .filter_map(|(shard, host)| {
-                    Some(shard_plan(
-                        context,
-                        *shard,
-                        fitting.get(*host)?,
-                        target,
-                        mode,
-                    ))
+                    let source = fitting.get(*host)?;
+                    Some(async move {
+                        let judged = shard_plan(context, *shard, source, target, mode).await;
+                        context.observer.tell(Event::Examined { shard: *shard });
+                        judged
+                    })
                 })
                 .collect();
             let judged: Vec<_> = stream::iter(judging).buffered(WIDTH).collect().await;

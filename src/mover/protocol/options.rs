@@ -199,6 +199,11 @@ pub enum Event {
         /// How many shards it moves.
         shards: usize,
     },
+    /// A shard was examined for a plan.
+    Examined {
+        /// The shard.
+        shard: ShardId,
+    },
     /// A shard has reached a phase.
     Reached {
         /// The shard.

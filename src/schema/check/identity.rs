@@ -29,6 +29,19 @@ pub struct Identities {
     unread: BTreeMap<HostName, String>,
 }
 
+/// The answers of several hosts, together.
+impl FromIterator<Identities> for Identities {
+    fn from_iter<I: IntoIterator<Item = Identities>>(all: I) -> Identities {
+        let mut together = Identities::default();
+        for one in all {
+            together.hosts.extend(one.hosts);
+            together.said.extend(one.said);
+            together.unread.extend(one.unread);
+        }
+        together
+    }
+}
+
 /// Who answers at an address, or why nobody does.
 type Address = (String, Result<Server, String>);
 

@@ -37,7 +37,7 @@ pub(crate) async fn run(
     .lost(args.lost.iter().cloned().collect())
     .fenced(args.fenced.iter().cloned().collect())
     .width(args.jobs);
-    let identities = context::identities(&config).await?;
+    let identities = context::identities(&config, output).await?;
     warn_without_migrations(&config, output);
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use indicatif::ProgressBar;
 use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
-use pgshard::mover::{Observer, Options};
+use pgshard::mover::{Event, Observer, Options};
 use pgshard::schema::Refusal;
 use pgshard::schema::{self, Finding, HostFacts, HostShards, Migrations, Severity, Survey};
 use schemars::JsonSchema;
@@ -68,11 +69,9 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let folder = Folder::of(&config);
-    let FoundMap { map, lost } = context::map_or_last(&config).await?;
+    let FoundMap { map, lost } = context::map_or_last(&config, output).await?;
     let at = Timestamp::now();
-    // Side by side: a host that does not answer is waited for once.
-    let identities = schema::identities(context::all_hosts(&config));
-    let (survey, identities) = tokio::join!(context::survey_with_clocks(&config), identities);
+    let (survey, identities) = context::survey_with_identities(&config, output).await;
     let about_map = lost.map(|lost| Finding::damaged_map(lost.error.to_string()));
     let mut look = Look {
         map: Some(map),
@@ -82,7 +81,8 @@ pub(crate) async fn run(
         identities,
     };
     let none = Believed::default();
-    let (findings, _) = findings::find(&config, &folder, &mut look, None, &none).await;
+    let looked = findings::find(&config, &folder, &mut look, None, &none);
+    let (findings, _) = output.waiting("comparing", looked).await;
     let (survey, migrations) = (look.survey, folder.migrations);
     if args.rows || args.movable {
         needs_owner(&survey)?;
@@ -164,16 +164,34 @@ async fn deeper(
             .iter()
             .map(|(host, _)| (host.name.clone(), host.connect.clone()))
     };
+    let owned = |(_, facts): &(&HostConfig, &HostFacts)| {
+        let control = facts.control.iter();
+        let owned = control.flat_map(|control| control.shards.values());
+        owned.filter(|row| row.state.is_owner()).count()
+    };
+    let served = heard.iter().map(owned).sum();
     if args.ddl || args.movable {
-        let definitions = schema::definitions(hosts()).await;
+        let all = async |bar: &ProgressBar| {
+            schema::definitions(hosts(), &|shards| bar.inc(shards as u64)).await
+        };
+        let definitions = output.counting("definitions", "shards", served, all).await;
         findings.extend(
             schema::compare(&definitions)
                 .into_iter()
                 .filter(|one| args.ddl || one.code != "ddl_differs"),
         );
         if args.movable {
-            let mover = context::mover(config, Options::default(), Observer::silent());
-            findings.extend(mover.movable(&definitions).await);
+            let examine = async |bar: &ProgressBar| {
+                let examined = bar.clone();
+                let observer = Observer::new(move |event| {
+                    if let Event::Examined { .. } = event {
+                        examined.inc(1);
+                    }
+                });
+                let mover = context::mover(config, Options::default(), observer);
+                mover.movable(&definitions).await
+            };
+            findings.extend(output.counting("moves", "shards", served, examine).await);
         }
     }
     let mut largest = None;
@@ -203,10 +221,9 @@ async fn deeper(
             cluster: &cluster,
             keys: &keys,
         };
-        let count = shelves.iter().map(|shelf| shelf.schemas.len() as u64).sum();
-        let bar = output.progress("rows".to_owned(), "shards", count);
-        let contents = schema::contents(&shelves, rules, &|| bar.inc(1)).await;
-        bar.finish_and_clear();
+        let read =
+            async |bar: &ProgressBar| schema::contents(&shelves, rules, &|| bar.inc(1)).await;
+        let contents = output.counting("rows", "shards", served, read).await;
         findings.extend(contents.findings);
         largest = Some(contents.largest);
     }

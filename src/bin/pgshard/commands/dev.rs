@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use indicatif::ProgressBar;
 use pgshard::ShardCount;
 use pgshard::config::{Config, HostConfig};
 use pgshard::dev::{self, ConfigState, ServerState, UpOptions};
@@ -36,7 +37,14 @@ pub(crate) async fn up(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let options = UpOptions::new(directory, hosts, shards);
-    let up = tokio::task::spawn_blocking(move || dev::up(&options)).await??;
+    let start = async |bar: &ProgressBar| {
+        let counted = bar.clone();
+        let on_running = move |_: &HostName| counted.inc(1);
+        tokio::task::spawn_blocking(move || dev::up_with(&options, &on_running)).await
+    };
+    let up = output
+        .counting("starting", "servers", hosts, start)
+        .await??;
     match output.format() {
         Format::Json => {
             let hosts = up
@@ -146,7 +154,7 @@ pub(crate) async fn down(
     let removed = if names.as_ref().is_some_and(Vec::is_empty) {
         Vec::new()
     } else {
-        let count = names.as_ref().map_or(0, Vec::len) as u64;
+        let count = names.as_ref().map_or(0, Vec::len);
         let names = names.map_or_else(|| "the servers".to_owned(), |names| names.join(", "));
         let question = format!(
             "remove {names} in {} with all their data?",
@@ -155,13 +163,14 @@ pub(crate) async fn down(
         if !confirm(&question, consent, output).await? {
             return Err(Failure::new(Exit::Failed, "nothing was removed"));
         }
-        let bar = output.progress("removing".to_owned(), "servers", count);
-        let counted = bar.clone();
-        let on_removed = move |_: &HostName| counted.inc(1);
-        let removed =
-            tokio::task::spawn_blocking(move || dev::down_with(&directory, &on_removed)).await;
-        bar.finish_and_clear();
-        removed??
+        let remove = async |bar: &ProgressBar| {
+            let counted = bar.clone();
+            let on_removed = move |_: &HostName| counted.inc(1);
+            tokio::task::spawn_blocking(move || dev::down_with(&directory, &on_removed)).await
+        };
+        output
+            .counting("removing", "servers", count, remove)
+            .await??
     };
     let removed: Vec<String> = removed.iter().map(ToString::to_string).collect();
     match removed.as_slice() {

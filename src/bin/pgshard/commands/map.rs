@@ -163,7 +163,7 @@ pub(crate) async fn rebuild(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let FoundMap { map, lost } = context::map_or_last(&config).await?;
+    let FoundMap { map, lost } = context::map_or_last(&config, output).await?;
     if let Some(lost) = &lost {
         output.warning(&lost.error);
         output.note(match lost.instead {
@@ -222,7 +222,7 @@ pub(crate) async fn rebuild(
 async fn catch_up(config: &Config, output: &Output) -> Result<(), Failure> {
     let store = context::store(config);
     let kept = store.load().await?;
-    let changes = schema::rebuild_map(&kept, &context::survey(config).await).changes;
+    let changes = schema::rebuild_map(&kept, &context::survey(config, output).await).changes;
     let gone = changes
         .into_iter()
         .filter(|change| change.to.epoch > change.from.epoch);
@@ -250,7 +250,7 @@ fn counted_by_host(map: &ShardMap) -> String {
 async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<ShardMap, Failure> {
     let mut doubts = Doubts::default();
     let (survey, rebuilt) = loop {
-        let survey = context::survey(config).await;
+        let survey = context::survey(config, output).await;
         let rebuilt = schema::rebuild_map(map, &survey);
         if !doubts.remain(&rebuilt.notes) {
             break (survey, rebuilt);

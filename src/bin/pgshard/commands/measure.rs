@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use indicatif::ProgressBar;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, print_shards};
@@ -63,7 +64,14 @@ pub(crate) async fn weigh(
             .collect(),
         By::Writes => {
             output.note(format_args!("counting writes for {} s", sample.as_secs()));
-            tokio::time::sleep(sample).await;
+            let count = async |bar: &ProgressBar| {
+                for _ in 0..sample.as_secs() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    bar.inc(1);
+                }
+            };
+            let seconds = sample.as_secs() as usize;
+            output.counting("counting", "seconds", seconds, count).await;
             let second = look(config, sizes, output).await?;
             let written = second.iter().map(|(shard, (host, now))| {
                 // A shard that arrived in between has a new counter, and so has a server with
@@ -121,15 +129,19 @@ async fn look(
     let mut looks = 0;
     loop {
         looks += 1;
-        let count = config.hosts.len() as u64;
-        let bar = output.progress("measuring".to_owned(), "hosts", count);
-        let answers = config.hosts.values().map(async |host| {
-            let answer = measured(host, sizes).await;
-            bar.inc(1);
-            answer
-        });
-        let answers = join_all(answers).await;
-        bar.finish_and_clear();
+        let count = config.hosts.len();
+        let measure = async |bar: &ProgressBar| {
+            let answers = config.hosts.values().map(async |host| {
+                let answer = measured(host, sizes).await;
+                bar.inc(1);
+                answer
+            });
+            join_all(answers).await
+        };
+        let limit = context::patience(config);
+        let answers = output
+            .counting_hosts("measuring", count, limit, measure)
+            .await;
         let mut owned: BTreeMap<ShardId, (HostName, Measure)> = BTreeMap::new();
         let mut twice = Vec::new();
         for (host, answer) in config.hosts.keys().zip(answers) {

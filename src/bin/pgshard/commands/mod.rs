@@ -86,7 +86,10 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             rights::run(&wanted, printed, output)
         }
         Command::Migrate { command } => run_migrate(command, config, output).await,
-        Command::Locate(args) => run_locate(args, config, output).await,
+        Command::Locate(args) => {
+            let located = run_locate(args, config, output);
+            output.waiting("locating", located).await
+        }
         Command::Psql(args) => {
             let target = args
                 .key
@@ -110,7 +113,10 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         },
         Command::Tickets { command } => match command {
             TicketsCommand::Create(args) => tickets::create(args, config, output).await,
-            TicketsCommand::Status(_) => tickets::status(config, output).await,
+            TicketsCommand::Status(_) => {
+                let told = tickets::status(config, output);
+                output.waiting("reading the hosts", told).await
+            }
             TicketsCommand::Next(args) => {
                 tickets::next(args.name, args.count.get(), config, output).await
             }
@@ -118,12 +124,18 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Workers { command } => match command {
             WorkersCommand::Install(args) => workers::install(&args, config, output).await,
             WorkersCommand::Hold(args) => workers::hold(&args, config, output).await,
-            WorkersCommand::Status(args) => workers::status(&args, config, output).await,
+            WorkersCommand::Status(args) => {
+                let told = workers::status(&args, config, output);
+                output.waiting("reading the host", told).await
+            }
             WorkersCommand::Release(args) => workers::release(&args, config, output).await,
         },
         Command::Lookups { command } => match command {
             LookupsCommand::Migration(args) => lookups::migration(&args.name, config, output),
-            LookupsCommand::Status(_) => lookups::status(config, output).await,
+            LookupsCommand::Status(_) => {
+                let told = lookups::status(config, output);
+                output.waiting("reading the hosts", told).await
+            }
             LookupsCommand::Build(args) => lookups::build(&args.name, config, output).await,
             LookupsCommand::Sweep(_) => lookups::sweep(config, output).await,
         },

@@ -103,17 +103,15 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let host = context::host(&config, &args.host)?;
-    let identities = context::identities(&config).await?;
+    let identities = context::identities(&config, output).await?;
     let mover = mover(
         &config,
         Options::default().failpoint(args.failpoint),
         Observer::silent(),
     );
     let margin = args.margin_s.map(Duration::from_secs);
-    let plan = mover
-        .plan_recovery(&host, margin)
-        .await
-        .map_err(moves::failure)?;
+    let plan = output.waiting("reading the hosts", mover.plan_recovery(&host, margin));
+    let plan = plan.await.map_err(moves::failure)?;
     let tickets = tickets_of(&config, &host).await;
     if output.format() == Format::Text {
         tell(&plan, output);
@@ -133,7 +131,7 @@ pub(crate) async fn run(
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
     }
     let again = format!("run `pgshard recover {host} --plan` again: it shows what is left");
-    let left = mover.recover(&plan).await;
+    let left = output.waiting("recovering", mover.recover(&plan)).await;
     let left = left.map_err(|error| Failure::new(Exit::Partly, chain(&error)).hint(again))?;
     context::record(&identities, &config).await;
     if output.format() == Format::Text && !left.decisions.is_empty() {

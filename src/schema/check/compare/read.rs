@@ -68,20 +68,24 @@ impl Dialect {
 }
 
 /// Reads the definitions of the shards that the hosts serve. If a host cannot be read, it has the
-/// reason instead.
+/// reason instead. `on_shards` is called with how many were read, as they are.
 ///
 /// # Cancel safety
 /// Only reads.
-pub fn definitions(
+pub fn definitions<'a>(
     hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>,
-) -> BoxFuture<'static, DefinitionSurvey> {
-    definitions_of(hosts.into_iter().collect())
+    on_shards: &'a (dyn Fn(usize) + Send + Sync),
+) -> BoxFuture<'a, DefinitionSurvey> {
+    definitions_of(hosts.into_iter().collect(), on_shards)
 }
 
-fn definitions_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, DefinitionSurvey> {
+fn definitions_of(
+    hosts: Vec<(HostName, ConnectOptions)>,
+    on_shards: &(dyn Fn(usize) + Send + Sync),
+) -> BoxFuture<'_, DefinitionSurvey> {
     Box::pin(async move {
         let ask = |(name, connect): (HostName, ConnectOptions)| async move {
-            (name, Reading::new(&connect).await)
+            (name, Reading::new(&connect, on_shards).await)
         };
         let mut read: Vec<(HostName, Result<Reading, String>)> =
             join_all(hosts.into_iter().map(ask)).await;
@@ -130,7 +134,10 @@ fn text_of(row: &Row) -> Result<(i32, Subject), tokio_postgres::Error> {
 }
 
 impl Reading {
-    async fn new(connect: &ConnectOptions) -> Result<Reading, String> {
+    async fn new(
+        connect: &ConnectOptions,
+        on_shards: &(dyn Fn(usize) + Send + Sync),
+    ) -> Result<Reading, String> {
         let client = session::open(connect, "pgshard survey")
             .await
             .map_err(|fault| fault.to_string())?;
@@ -171,6 +178,7 @@ impl Reading {
             {
                 definitions.properties.push(property(&row).map_err(failed)?);
             }
+            on_shards(shards.len());
         }
         Ok(Reading {
             client,

@@ -40,7 +40,8 @@ pub(crate) async fn accept(
     let hosts = context::all_hosts(&config);
     let itself = hosts.iter().filter(|(name, _)| *name == host).cloned();
     context::of_this_cluster(&config, &schema::survey(itself.collect::<Vec<_>>()).await)?;
-    let identities = schema::identities(hosts.clone()).await;
+    let asked = schema::identities(hosts.clone());
+    let identities = output.waiting("reading the hosts", asked).await;
     let accepted = match (identities.accepted(&host), system) {
         (Ok(Some(accepted)), Some(system)) if accepted.record.system != system => {
             let other = accepted.record.system;

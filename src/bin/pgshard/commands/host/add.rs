@@ -108,7 +108,7 @@ async fn check(
     config: &Config,
     output: &Output,
 ) -> Result<Vec<String>, Failure> {
-    let new = look(host).await?;
+    let new = output.waiting("reading the host", look(host)).await?;
     let mut refusals = Vec::new();
     let mut missing = BTreeSet::new();
     if !new.can_decode {
@@ -124,7 +124,7 @@ async fn check(
         .values()
         .filter(|other| other.name != host.name)
     {
-        let there = match look(other).await {
+        let there = match output.waiting(other.name.as_str(), look(other)).await {
             Ok(there) => there,
             Err(failure) => {
                 let words: Vec<String> = failure.chains().flatten().collect();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use futures_util::future::join_all;
+use indicatif::ProgressBar;
 use pgshard::config::HostConfig;
 use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostStatus};
@@ -66,7 +67,16 @@ pub(crate) async fn list(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let answers = join_all(config.hosts.values().map(status)).await;
+    let read = async |bar: &ProgressBar| {
+        let each = config.hosts.values().map(async |host| {
+            let answer = status(host).await;
+            bar.inc(1);
+            answer
+        });
+        join_all(each).await
+    };
+    let (hosts, limit) = (config.hosts.len(), context::patience(&config));
+    let answers = output.counting_hosts("reading", hosts, limit, read).await;
     let answers: Vec<(String, Result<HostStatus, Silent>)> = config
         .hosts
         .keys()

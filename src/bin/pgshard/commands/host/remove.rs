@@ -35,7 +35,7 @@ pub(crate) async fn remove(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let name = context::host(&config, name)?;
-    let facts = unneeded(&config, &name).await?;
+    let facts = unneeded(&config, &name, output).await?;
     config.without_host(&name).map_err(edit_failure)?;
     let left = facts.as_ref().map(left_there).unwrap_or_default();
     for what in &left {
@@ -51,7 +51,7 @@ pub(crate) async fn remove(
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
     // Somebody may have moved a shard there while the question was open.
-    unneeded(&config, &name).await?;
+    unneeded(&config, &name, output).await?;
     // Before the config is written: a host that the others know and no config names is an alarm.
     let hosts: Vec<_> = config
         .hosts
@@ -84,10 +84,17 @@ pub(crate) async fn remove(
 }
 
 /// What the host says, if nothing needs it.
-async fn unneeded(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Failure> {
-    let facts = facts(config, name).await?;
-    let mut refusals = owned(config, name, facts.as_ref()).await?;
-    refusals.extend(moves_that_need_it(config, name).await?);
+async fn unneeded(
+    config: &Config,
+    name: &HostName,
+    output: &Output,
+) -> Result<Option<HostFacts>, Failure> {
+    let facts = output
+        .waiting("reading the host", facts(config, name))
+        .await?;
+    let mut refusals = owned(config, name, facts.as_ref(), output).await?;
+    let moves = output.waiting("reading the hosts", moves_that_need_it(config, name));
+    refusals.extend(moves.await?);
     if refusals.is_empty() {
         Ok(facts)
     } else {
@@ -123,6 +130,7 @@ async fn owned(
     config: &Config,
     name: &HostName,
     facts: Option<&HostFacts>,
+    output: &Output,
 ) -> Result<Vec<String>, Failure> {
     let mut refusals = Vec::new();
     let map = context::map(config).await?;
@@ -149,7 +157,7 @@ async fn owned(
     }
     if let Some(schema::MissingShards {
         shards: lost, by, ..
-    }) = schema::missing_shards(&context::survey(config).await, name)
+    }) = schema::missing_shards(&context::survey(config, output).await, name)
     {
         let shards = print_shards(lost.iter().copied());
         here.retain(|shard| !lost.contains(shard));

@@ -40,7 +40,8 @@ pub(crate) async fn assess(
                 .by(args.by.clone()),
         )
         .goal(goal);
-    let assessment = import::assess(&connect, &request).await.map_err(|error| {
+    let read = output.waiting("reading the database", import::assess(&connect, &request));
+    let assessment = read.await.map_err(|error| {
         let is_usage = error.is_usage();
         let failure = Failure::from(error);
         if is_usage {

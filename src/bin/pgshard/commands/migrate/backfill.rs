@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use indicatif::ProgressBar;
 use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::print_shards;
@@ -102,9 +103,11 @@ pub(crate) async fn backfill(
         return status(args.name.as_deref(), &config, output).await;
     }
     let request = request(args, &config)?;
-    let identities = context::identities(&config).await?;
+    let identities = context::identities(&config, output).await?;
     context::record(&identities, &config).await;
-    let report = schema::backfill(&request, &|event| saw(&event, output)).await;
+    let bar = output.progress(request.backfill.name().to_owned(), "shards", 0);
+    let report = schema::backfill(&request, &|event| saw(&event, &bar, output)).await;
+    bar.finish_and_clear();
     let report = report
         .map_err(|error| Failure::new(Exit::Refused, error.to_string()).hint(error.remedy()))?;
     tell(&report, &request.backfill, output);
@@ -137,13 +140,14 @@ fn request(args: &MigrateBackfill, config: &Config) -> Result<Request, Failure> 
     Ok(request.only_shards(shards).pace(args.pace()))
 }
 
-fn saw(event: &Event<'_>, output: &Output) {
+fn saw(event: &Event<'_>, bar: &ProgressBar, output: &Output) {
     match event {
         Event::Planned {
             host,
             to_do,
             unchanged,
         } => {
+            bar.inc_length(*to_do as u64);
             output.event(BackfillEvent::Planned {
                 host: host.as_str(),
                 to_do: *to_do,
@@ -170,6 +174,7 @@ fn saw(event: &Event<'_>, output: &Output) {
                 GRANT pg_monitor to it"
         )),
         Event::ShardDone { host, shard, rows } => {
+            bar.inc(1);
             output.event(BackfillEvent::ShardDone {
                 host: host.as_str(),
                 shard: *shard,
@@ -181,6 +186,7 @@ fn saw(event: &Event<'_>, output: &Output) {
             ));
         }
         Event::ShardFailed { host, shard, fault } => {
+            bar.inc(1);
             let (message, remedy) = (fault.to_string(), fault.remedy());
             output.event(BackfillEvent::ShardFailed {
                 host: host.as_str(),

@@ -37,9 +37,9 @@ pub(crate) async fn up(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let request = request(&config, target, how)?;
-    let identities = context::identities(&config).await?;
+    let identities = context::identities(&config, output).await?;
     context::record(&identities, &config).await;
-    let survey = context::survey(&config).await;
+    let survey = context::survey(&config, output).await;
     plan::warn_of_rollbacks(&schema::migrate::plan(&request, &survey), &survey, output);
     let watcher = Watcher::new(output);
     let report = schema::migrate(&request, &|event| watcher.saw(&event)).await;

@@ -71,7 +71,7 @@ pub(crate) async fn plan(
         pace: Pace::default(),
     };
     let request = request(&config, target, how)?;
-    let survey = context::survey(&config).await;
+    let survey = context::survey(&config, output).await;
     let plan = schema::migrate::plan(&request, &survey);
     for (host, facts) in &survey {
         if let Err(error) = facts {

@@ -63,7 +63,7 @@ pub(crate) async fn plan_resolving(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let (request, name) = (wanted(&config, target)?, bare(name));
-    let survey = context::survey(&config).await;
+    let survey = context::survey(&config, output).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
             output.warning(format_args!(

@@ -68,7 +68,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     for (_, mistake) in &mistakes {
         output.error_with_remedy(mistake, "correct it: until then no migration runs");
     }
-    let survey = context::survey(&config).await;
+    let survey = context::survey(&config, output).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
             output.warning(format_args!(

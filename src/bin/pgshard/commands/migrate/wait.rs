@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
 use pgshard::map::print_shards;
-use pgshard::router::Migrated;
+use pgshard::router::{Migrated, Router};
 use pgshard::schema::{Migration, Migrations};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -56,22 +57,10 @@ pub(crate) async fn wait(
     let until = Instant::now() + within;
     let (mut shown, mut late) = (Vec::new(), None);
     for (name, file) in &wanted {
-        let mut pause = PAUSE_MIN;
-        let mut told = String::new();
-        let how_far = loop {
-            let how_far = router.migrated(name).await;
-            refuse_if_changed(&how_far, *file)?;
-            if how_far.is_everywhere() || Instant::now() >= until {
-                break how_far;
-            }
-            let text = how_far.to_string();
-            if text != told {
-                output.note(&text);
-                told = text;
-            }
-            tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        };
+        let count = usize::from(config.cluster.shards.get());
+        let one =
+            async |bar: &ProgressBar| wait_for(name, *file, until, &router, bar, output).await;
+        let how_far = output.counting(name, "shards", count, one).await?;
         shown.push(Shown {
             name: how_far.name.clone(),
             done: how_far.is_everywhere(),
@@ -111,6 +100,35 @@ pub(crate) async fn wait(
         "`pgshard migrate up` runs it; `pgshard migrate status` and `pgshard check` say more",
     );
     Ok(Exit::Partly)
+}
+
+/// Waits for one migration, until it has run everywhere or it is too late. The bar counts the
+/// shards that have it.
+async fn wait_for(
+    name: &str,
+    file: Option<&Migration>,
+    until: Instant,
+    router: &Router,
+    bar: &ProgressBar,
+    output: &Output,
+) -> Result<Migrated, Failure> {
+    let mut pause = PAUSE_MIN;
+    let mut told = String::new();
+    loop {
+        let how_far = router.migrated(name).await;
+        refuse_if_changed(&how_far, file)?;
+        if how_far.is_everywhere() || Instant::now() >= until {
+            return Ok(how_far);
+        }
+        bar.set_position(how_far.having.len() as u64);
+        let text = how_far.to_string();
+        if text != told {
+            output.note(&text);
+            told = text;
+        }
+        tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
 }
 
 /// The names to wait for, each with its file, where there is one.

@@ -10,7 +10,9 @@ use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{Error, MoveId, Mover, Options, PartialAnswer, Phase, Report};
 
-use super::{COMPLETES_THE_REST, Verb, Watcher, failure, tell, unread, until_done_or_cut_off};
+use super::{
+    COMPLETES_THE_REST, READING, Verb, Watcher, failure, tell, unread, until_done_or_cut_off,
+};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::context::mover;
@@ -30,13 +32,13 @@ pub(crate) async fn complete_all(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let watcher = Watcher::of_completion(output.clone());
+    let watcher = Watcher::of(Verb::Complete, output.clone());
     let mover = mover(&config, options, watcher.observer());
     let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
-    } = mover.list(None).await;
+    } = output.waiting(READING, mover.list(None)).await;
     let mut kept: BTreeMap<MoveId, Vec<ShardId>> = BTreeMap::new();
     for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept) {
         kept.entry(entry.id).or_default().push(entry.shard);

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::audit::{self, ShownAudit};
-use super::{Fits, failure, find, unread};
+use super::{Fits, READING, failure, find, unread};
 use crate::context;
 use crate::context::mover;
 use crate::exit::Exit;
@@ -65,10 +65,11 @@ pub(crate) async fn list(
         unknown: silent,
         ..
     } = match which {
-        Which::Open => mover.list(None).await,
-        Which::All => mover.list_all().await,
+        Which::Open => output.waiting(READING, mover.list(None)).await,
+        Which::All => output.waiting(READING, mover.list_all()).await,
     };
-    let reverse_streams = mover.reverse_streams(entries.iter()).await;
+    let streams = mover.reverse_streams(entries.iter());
+    let reverse_streams = output.waiting(READING, streams).await;
     let moves = ListReport::of(&entries, &reverse_streams);
     if output.format() == Format::Json {
         output.object(moves);
@@ -105,12 +106,12 @@ pub(crate) async fn show(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let id = find(&mover, id, Fits::Any).await?;
+    let id = output.waiting(READING, find(&mover, id, Fits::Any)).await?;
     let PartialAnswer {
         found: entries,
         unknown: silent,
         ..
-    } = mover.list(Some(id)).await;
+    } = output.waiting(READING, mover.list(Some(id))).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(Error::NoSuchMove { id }));
     }

@@ -60,10 +60,7 @@ pub(crate) async fn act(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let watcher = match verb {
-        Verb::Complete => Watcher::of_completion(output.clone()),
-        _ => Watcher::new(output.clone()),
-    };
+    let watcher = Watcher::of(verb, output.clone());
     let mover = mover(&config, options, watcher.observer());
     let fits = match verb {
         Verb::Resume | Verb::Abort { .. } => Fits::Open,
@@ -71,7 +68,7 @@ pub(crate) async fn act(
         Verb::Audit => Fits::Kept,
         Verb::Complete => Fits::Completed,
     };
-    let id = find(&mover, id, fits).await?;
+    let id = output.waiting(READING, find(&mover, id, fits)).await?;
     let started = Instant::now();
     let report = match verb {
         Verb::Resume => {
@@ -87,9 +84,17 @@ pub(crate) async fn act(
             // A live mover aborts its own shards. What is left now is from a mover that died or
             // does not answer.
             ask::first(&mover, id, StopKind::Abort, patience, output).await?;
+            let entries = mover.list(Some(id)).await.found;
+            let open = entries.iter().filter(|entry| !entry.phase.is_ended());
+            watcher.begin("aborting", open.count());
             until_done(&mover, output, mover.abort(id)).await?
         }
-        Verb::Audit => until_done(&mover, output, mover.audit(id)).await?,
+        Verb::Audit => {
+            let entries = mover.list(Some(id)).await.found;
+            let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept);
+            watcher.begin("comparing", kept.count());
+            until_done(&mover, output, mover.audit(id)).await?
+        }
         Verb::Rollback => {
             let entries = mover.list(Some(id)).await.found;
             let shards = print_shards(
@@ -127,6 +132,9 @@ pub(crate) async fn act(
         output,
     ))
 }
+
+/// What is shown while hosts are read that may not answer.
+const READING: &str = "reading the hosts";
 
 /// What the same `moves complete` does next.
 const COMPLETES_THE_REST: &str =
@@ -181,7 +189,8 @@ pub(crate) async fn gc(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let report = mover(&config, options, Observer::silent()).gc().await;
+    let mover = mover(&config, options, Observer::silent());
+    let report = output.waiting("cleaning up", mover.gc()).await;
     if output.format() == Format::Json {
         let cleaned = report.cleaned.iter().map(|thing| CleanedThing {
             host: thing.host.to_string(),

@@ -15,7 +15,7 @@ use pgshard::schema::{self, Severity};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::failure;
+use super::{READING, failure};
 use crate::args::MovesRepair;
 use crate::confirm::{Consent, confirm};
 use crate::context;
@@ -83,13 +83,15 @@ pub(crate) async fn repair(
         let error = format!("--fenced {host} has no meaning without --give-up {host}");
         return Err(Failure::usage(error));
     }
-    one_primary_each(&config, &give_up.fenced).await?;
+    let asked = one_primary_each(&config, &give_up.fenced);
+    output.waiting(READING, asked).await?;
     let mover = mover(
         &config,
         Options::default().failpoint(args.failpoint),
         Observer::silent(),
     );
-    let plan = mover.plan_repair(shard, &give_up).await.map_err(failure)?;
+    let plan = output.waiting(READING, mover.plan_repair(shard, &give_up));
+    let plan = plan.await.map_err(failure)?;
     if let Some(nobody) = give_up
         .hosts
         .iter()
@@ -123,7 +125,8 @@ pub(crate) async fn repair(
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
     }
     let again = format!("run `pgshard moves repair {shard} --plan` again: it says how far it is");
-    mover.repair(&plan).await.map_err(|error| match error {
+    let repaired = output.waiting("repairing", mover.repair(&plan)).await;
+    repaired.map_err(|error| match error {
         Error::NotGone { .. } => failure(error),
         error => Failure::new(Exit::Partly, chain(&error)).hint(again),
     })?;

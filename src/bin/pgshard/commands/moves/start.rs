@@ -48,12 +48,13 @@ pub(crate) async fn run(
     let config = context::config(config)?;
     let shards = context::shards(&asked.shards, config.cluster.shards)?;
     let request = Request::new(shards, context::host(&config, &asked.target)?).mode(asked.mode);
-    let identities = context::identities(&config).await?;
+    let identities = context::identities(&config, output).await?;
     context::record(&identities, &config).await;
     let watcher = Watcher::new(output.clone());
     let options = asked.options.bytes_max(bytes_max(&config));
     let mover = context::mover(&config, options, watcher.observer());
-    let plan = mover.plan(&request).await.map_err(failure)?;
+    let plan = watcher.planning(request.shards.len(), mover.plan(&request));
+    let plan = plan.await.map_err(failure)?;
     if let Some(detail) = asked.only_plan {
         show_plan(&plan, detail, output);
         return Ok(Exit::Done);

@@ -5,37 +5,66 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use indicatif::ProgressBar;
 use pgshard::mover::{DesiredState, Event, MoveId, Observer, Phase};
 
+use super::Verb;
 use super::audit::ShownAudit;
 use super::events::MoveEvent;
 use super::events::millis;
 use crate::output::Output;
 
+/// What a bar counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Count {
+    /// Shards that reach a phase.
+    Reached(Phase),
+    /// Old copies that were compared.
+    Audits,
+}
+
 /// Shows how a mover gets on: a bar on a terminal, events in JSON.
 pub(crate) struct Watcher {
     output: Arc<Output>,
     bar: Mutex<Option<ProgressBar>>,
-    /// The phase that ends a shard for the bar.
-    last: Phase,
+    count: Count,
     id: OnceLock<MoveId>,
 }
 
 impl Watcher {
     pub(crate) fn new(output: Arc<Output>) -> Arc<Watcher> {
-        Watcher::until(Phase::Kept, output)
+        Watcher::counting(Count::Reached(Phase::Kept), output)
     }
 
-    /// One of old copies that are dropped.
-    pub(crate) fn of_completion(output: Arc<Output>) -> Arc<Watcher> {
-        Watcher::until(Phase::Completed, output)
+    /// One of what a command does with a move.
+    pub(crate) fn of(verb: Verb, output: Arc<Output>) -> Arc<Watcher> {
+        let count = match verb {
+            Verb::Resume | Verb::Rollback => Count::Reached(Phase::Kept),
+            Verb::Abort { .. } => Count::Reached(Phase::Aborted),
+            Verb::Audit => Count::Audits,
+            Verb::Complete => Count::Reached(Phase::Completed),
+        };
+        Watcher::counting(count, output)
     }
 
-    fn until(last: Phase, output: Arc<Output>) -> Arc<Watcher> {
+    fn counting(count: Count, output: Arc<Output>) -> Arc<Watcher> {
         Arc::new(Watcher {
             output,
             bar: Mutex::default(),
-            last,
+            count,
             id: OnceLock::new(),
         })
+    }
+
+    /// Makes a plan, which examines so many shards.
+    pub(crate) async fn planning<T>(&self, shards: usize, plan: impl Future<Output = T>) -> T {
+        let work = async |bar: &ProgressBar| {
+            *self.bar() = Some(bar.clone());
+            plan.await
+        };
+        let planned = self
+            .output
+            .counting("planning", "shards", shards, work)
+            .await;
+        self.finish();
+        planned
     }
 
     /// Begins the bar.
@@ -67,6 +96,12 @@ impl Watcher {
         self.bar.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn step(&self, what: Count) {
+        if let Some(bar) = self.bar().as_ref().filter(|_| what == self.count) {
+            bar.inc(1);
+        }
+    }
+
     fn saw(&self, event: Event) {
         let told = match event {
             Event::Started { id, shards } => {
@@ -79,10 +114,14 @@ impl Watcher {
                     shards,
                 }
             }
-            Event::Reached { shard, phase } => {
-                if let Some(bar) = self.bar().as_ref().filter(|_| phase == self.last) {
+            Event::Examined { .. } => {
+                if let (Some(bar), None) = (self.bar().as_ref(), self.id()) {
                     bar.inc(1);
                 }
+                return;
+            }
+            Event::Reached { shard, phase } => {
+                self.step(Count::Reached(phase));
                 MoveEvent::Reached {
                     shard,
                     phase: phase.as_str(),
@@ -143,10 +182,13 @@ impl Watcher {
                 host: host.to_string(),
                 pause_ms: millis(pause),
             },
-            Event::Audited { shard, audit } => MoveEvent::Audited {
-                shard,
-                audit: ShownAudit::of(&audit),
-            },
+            Event::Audited { shard, audit } => {
+                self.step(Count::Audits);
+                MoveEvent::Audited {
+                    shard,
+                    audit: ShownAudit::of(&audit),
+                }
+            }
             Event::Feeding { id, shards } => {
                 self.output.note(format_args!(
                     "the old copies of move {id} take changes: {shards} shards"

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{DesiredState, Entry, MoveId, Mover, PartialAnswer, Phase};
+use pgshard::mover::{DesiredState, Entry, Error, MoveId, Mover, PartialAnswer, Phase};
 use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
@@ -101,7 +101,7 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
     } = asked;
     let consent = Consent::from_flag(doing.yes);
     let watcher = Watcher::new(output.clone());
-    let identities = context::identities(&config).await?;
+    let identities = context::identities(&config, output).await?;
     context::record(&identities, &config).await;
     let mover = mover(&config, doing.pace.clone().options(), watcher.observer());
 
@@ -251,7 +251,11 @@ async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
         ..
     } = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
-        let error = format!("host {host}: {}", chain(&error));
+        // An error of a connection names its host already.
+        let error = match &error {
+            Error::Connect { .. } => chain(&error),
+            error => format!("host {host}: {}", chain(error)),
+        };
         return Err(Failure::new(Exit::Failed, error)
             .hint("every host must answer; `pgshard check` says what is wrong"));
     }
