@@ -197,7 +197,7 @@ pub fn up_with(options: &UpOptions, on_running: &dyn Fn(&HostName)) -> Result<Up
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut made = Vec::new();
     for number in 1..=options.hosts {
-        let server = Detached::at(
+        let server = DetachedServer::at(
             servers.join(host_name(number).as_str()),
             host_name(number),
             &account,
@@ -280,7 +280,7 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
 /// As [`down`].
 pub fn down_with(directory: &Path, on_removed: &dyn Fn(&HostName)) -> Result<Vec<HostName>, Error> {
     let account = Account::for_servers()?;
-    let found = found(directory, &account)?;
+    let found = find_servers(directory, &account)?;
     let Some(servers) = found
         .first()
         .and_then(|server| server.directory.parent())
@@ -326,7 +326,7 @@ pub fn down_with(directory: &Path, on_removed: &dyn Fn(&HostName)) -> Result<Vec
 pub fn status(directory: &Path) -> Result<Vec<ServerStatus>, Error> {
     let account = Account::for_servers()?;
     let mut states = Vec::new();
-    for server in found(directory, &account)? {
+    for server in find_servers(directory, &account)? {
         if server.is_whole()? {
             states.push(server.status()?);
         }
@@ -335,14 +335,17 @@ pub fn status(directory: &Path) -> Result<Vec<ServerStatus>, Error> {
 }
 
 /// One server below the directory.
-struct Detached<'a> {
+struct DetachedServer<'a> {
     name: HostName,
     directory: PathBuf,
     account: &'a Account,
 }
 
 /// The directories with our marker, `db2` before `db10`.
-fn found<'a>(directory: &Path, account: &'a Account) -> Result<Vec<Detached<'a>>, Error> {
+fn find_servers<'a>(
+    directory: &Path,
+    account: &'a Account,
+) -> Result<Vec<DetachedServer<'a>>, Error> {
     let servers = match fs::canonicalize(directory.join("servers")) {
         Ok(servers) => servers,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -357,16 +360,16 @@ fn found<'a>(directory: &Path, account: &'a Account) -> Result<Vec<Detached<'a>>
             .and_then(OsStr::to_str)
             .and_then(|name| HostName::new(name).ok());
         if let Some(name) = name.filter(|_| path.join(MARKER).is_file()) {
-            found.push(Detached::at(path, name, account));
+            found.push(DetachedServer::at(path, name, account));
         }
     }
     found.sort_by_key(|server| (server.name.as_str().len(), server.name.clone()));
     Ok(found)
 }
 
-impl<'a> Detached<'a> {
-    fn at(directory: PathBuf, name: HostName, account: &'a Account) -> Detached<'a> {
-        Detached {
+impl<'a> DetachedServer<'a> {
+    fn at(directory: PathBuf, name: HostName, account: &'a Account) -> DetachedServer<'a> {
+        DetachedServer {
             name,
             directory,
             account,
@@ -658,7 +661,7 @@ enum Start {
 }
 
 /// A host's entry in a config.
-struct Configured {
+struct HostEntry {
     /// Its port, if it is on this machine.
     port: Option<u16>,
     /// Whether it has a place of the password.
@@ -666,7 +669,7 @@ struct Configured {
 }
 
 /// The config's entry of this host, if there is a config that can be read and names it.
-fn configured(config: &Path, name: &HostName) -> Option<Configured> {
+fn configured(config: &Path, name: &HostName) -> Option<HostEntry> {
     let text = fs::read_to_string(config).ok()?;
     let document = toml::de::DeTable::parse(&text).ok()?.into_inner();
     let host = document
@@ -683,5 +686,5 @@ fn configured(config: &Path, name: &HostName) -> Option<Configured> {
     let port = address
         .strip_prefix("127.0.0.1:")
         .and_then(|port| port.parse().ok());
-    Some(Configured { port, has_password })
+    Some(HostEntry { port, has_password })
 }

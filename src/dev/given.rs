@@ -62,14 +62,14 @@ fn open(server: &Path, way: &str) -> io::Result<File> {
     let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Without NONBLOCK the opening of a pipe waits for a writer.
     let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = openat(CWD, server, folder, Mode::empty()).map_err(said)?;
+    let mut at = openat(CWD, server, folder, Mode::empty()).map_err(explain_errno)?;
     let mut steps = Path::new(way).components().peekable();
     while let Some(step) = steps.next() {
         let Component::Normal(name) = step else {
             return Err(ErrorKind::InvalidInput.into());
         };
         let flags = if steps.peek().is_some() { folder } else { file };
-        at = openat(&at, name, flags, Mode::empty()).map_err(said)?;
+        at = openat(&at, name, flags, Mode::empty()).map_err(explain_errno)?;
     }
     let file = File::from(at);
     if file.metadata()?.is_file() {
@@ -80,7 +80,7 @@ fn open(server: &Path, way: &str) -> io::Result<File> {
 }
 
 /// Replaces the system's message if a link is in the way: that is about levels or directories.
-fn said(errno: Errno) -> io::Error {
+fn explain_errno(errno: Errno) -> io::Error {
     match errno {
         Errno::LOOP | Errno::MLINK | Errno::NOTDIR => io::Error::other(
             "a symbolic link, or something else that pgshard did not put there, stands in the way",

@@ -54,7 +54,7 @@ pub(super) enum Signal {
 }
 
 /// How a launch ended.
-pub(super) enum Launched {
+pub(super) enum LaunchOutcome {
     /// The server takes connections.
     Ready,
     /// It ended; this is what it logged.
@@ -96,7 +96,7 @@ impl Guardian {
     }
 
     /// Launches the server and waits until it takes connections, ends, or the time is up.
-    pub(super) fn launch(&mut self, timeout: Duration) -> Result<Launched, Error> {
+    pub(super) fn launch(&mut self, timeout: Duration) -> Result<LaunchOutcome, Error> {
         let log_before = given::length(&self.server, layout::LOG);
         // The last run's files are removed, so that they are not taken for this one's. The guardian
         // removes them too, but later. Removing a link does not follow it.
@@ -108,14 +108,14 @@ impl Guardian {
         let started = Instant::now();
         while started.elapsed() < timeout {
             if self.has_exited() {
-                return Ok(Launched::Ended(logged()));
+                return Ok(LaunchOutcome::Ended(logged()));
             }
             if self.is_ready() {
-                return Ok(Launched::Ready);
+                return Ok(LaunchOutcome::Ready);
             }
             std::thread::sleep(POLL);
         }
-        Ok(Launched::Silent(logged()))
+        Ok(LaunchOutcome::Silent(logged()))
     }
 
     /// Sends the server a signal.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::binaries::Binaries;
 use super::error::Error;
-use super::guardian::{Guardian, Launched, POLL, Signal};
+use super::guardian::{Guardian, LaunchOutcome, POLL, Signal};
 use super::passwords::Passwords;
 use super::privileges::{Account, tail};
 use super::settings::{self, ServerOptions};
@@ -77,7 +77,7 @@ impl Server {
             let text = options.text(port, layout::socket_directory(&directory));
             account.write(&conf, &text)?;
             match guardian.launch(START_TIMEOUT)? {
-                Launched::Ready => {
+                LaunchOutcome::Ready => {
                     return Ok(Server {
                         name,
                         port,
@@ -86,8 +86,8 @@ impl Server {
                         guardian: Mutex::new(guardian),
                     });
                 }
-                Launched::Ended(log) if port::was_taken(&log) => {}
-                Launched::Ended(log) | Launched::Silent(log) => {
+                LaunchOutcome::Ended(log) if port::was_taken(&log) => {}
+                LaunchOutcome::Ended(log) | LaunchOutcome::Silent(log) => {
                     return Err(Error::Start {
                         name,
                         directory,
@@ -172,14 +172,14 @@ impl Server {
         let started = Instant::now();
         loop {
             match guardian.launch(START_TIMEOUT)? {
-                Launched::Ready => return Ok(()),
+                LaunchOutcome::Ready => return Ok(()),
                 // A process that tests whether the port is free has it for a moment.
-                Launched::Ended(log)
+                LaunchOutcome::Ended(log)
                     if port::was_taken(&log) && started.elapsed() < START_TIMEOUT =>
                 {
                     std::thread::sleep(Duration::from_millis(50));
                 }
-                Launched::Ended(log) | Launched::Silent(log) => return Err(failed(&log)),
+                LaunchOutcome::Ended(log) | LaunchOutcome::Silent(log) => return Err(failed(&log)),
             }
         }
     }

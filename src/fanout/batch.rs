@@ -144,7 +144,7 @@ impl<'a> Batch<'a> {
             self.shards[at],
             self.servers,
         );
-        Box::pin(async move { (at, servers.ask(&router, shard, &sql, params).await) })
+        Box::pin(async move { (at, servers.run_alone(&router, shard, &sql, params).await) })
     }
 }
 

@@ -119,7 +119,7 @@ impl HostJobs {
     }
 
     /// Takes note of a job that cannot be pipelined.
-    pub(super) fn again(&self, at: usize) {
+    pub(super) fn note_unpipelined(&self, at: usize) {
         lock(&self.again).push(at);
     }
 

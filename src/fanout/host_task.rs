@@ -54,7 +54,7 @@ impl HostTask {
             let at_once = (self.jobs.pace.width * self.jobs.pace.depth)
                 .min(self.jobs.router.pipelined_connections_max(first));
             return if borrowed {
-                self.jobs.results.leave(jobs)
+                self.jobs.results.leave_to_caller(jobs)
             } else {
                 self.alone(jobs.into(), at_once).await
             };
@@ -66,7 +66,7 @@ impl HostTask {
                 .parameter_types(first, &self.jobs.sql)
                 .await
             {
-                Ok(Some(types)) => self.jobs.results.ask(types).await,
+                Ok(Some(types)) => self.jobs.results.request_binding(types).await,
                 Ok(None) => None,
                 Err(error) => {
                     self.failed(error);
@@ -76,7 +76,12 @@ impl HostTask {
             };
             match bound {
                 Some(bound) => self.jobs.make = Some(make(bound)),
-                None => return self.jobs.results.leave(lock(&self.jobs.waiting).drain(..)),
+                None => {
+                    return self
+                        .jobs
+                        .results
+                        .leave_to_caller(lock(&self.jobs.waiting).drain(..));
+                }
             }
         }
         let connections_max = self.jobs.router.pipelined_connections_max(first);
@@ -84,7 +89,7 @@ impl HostTask {
         self.on_connections(width, connections_max + 1).await;
         let again = std::mem::take(&mut *lock(&self.jobs.again));
         if borrowed {
-            self.jobs.results.leave(again)
+            self.jobs.results.leave_to_caller(again)
         } else {
             self.alone(again, width).await
         }
@@ -235,7 +240,7 @@ impl HostTask {
             self.jobs.results.sent(at);
             let result = self
                 .servers
-                .ask(&self.jobs.router, shard, &self.jobs.sql, &params.params())
+                .run_alone(&self.jobs.router, shard, &self.jobs.sql, &params.params())
                 .await;
             if let Err(Error::PoolTimeout {
                 host,

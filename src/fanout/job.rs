@@ -33,7 +33,7 @@ pub(super) type Answer = (usize, Result<Vec<Row>, Error>);
 
 impl Servers {
     /// Runs a statement by itself, in the way that handles moves.
-    pub(super) async fn ask(
+    pub(super) async fn run_alone(
         self,
         router: &Router,
         shard: ShardId,

@@ -185,7 +185,7 @@ impl<'c> Pipeline<'c> {
                 self.jobs.results.give(at, result);
             }
             Ran::Again if self.jobs.results.is_answered(at) => {}
-            Ran::Again => self.jobs.again(at),
+            Ran::Again => self.jobs.note_unpipelined(at),
         }
     }
 
@@ -292,7 +292,7 @@ impl<'c> Pipeline<'c> {
             let safe = self.jobs.only_reads || !lock(&self.wire).may_have_run(at);
             match (self.jobs.results.is_answered(at), safe) {
                 (true, _) => {}
-                (false, true) => self.jobs.again(at),
+                (false, true) => self.jobs.note_unpipelined(at),
                 (false, false) => self.time_out(at, true),
             }
         }

@@ -138,7 +138,7 @@ impl Results {
 
     /// Requests the parameters from the caller. `None` if they cannot be bound, or the caller is
     /// gone.
-    pub(super) async fn ask(&self, types: Vec<Type>) -> Option<Bound> {
+    pub(super) async fn request_binding(&self, types: Vec<Type>) -> Option<Bound> {
         let (answer, answered) = oneshot::channel();
         self.lock().questions.push_back(Question { types, answer });
         self.caller.wake();
@@ -150,7 +150,7 @@ impl Results {
     }
 
     /// Leaves jobs to the caller's own future.
-    pub(super) fn leave(&self, jobs: impl IntoIterator<Item = usize>) {
+    pub(super) fn leave_to_caller(&self, jobs: impl IntoIterator<Item = usize>) {
         self.lock().alone.extend(jobs);
         self.caller.wake();
     }

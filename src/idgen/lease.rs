@@ -399,14 +399,14 @@ impl WorkerLeases {
         text: &str,
         values: &[&(dyn ToSql + Sync)],
     ) -> Result<tokio_postgres::Row, Error> {
-        self.asked(doing, async |transaction| {
+        self.query_alone(doing, async |transaction| {
             transaction.query_one(text, values).await
         })
         .await
     }
 
     /// Runs one query in a transaction, over a connection of its own.
-    async fn asked(
+    async fn query_alone(
         &self,
         doing: &'static str,
         ask: impl AsyncFnOnce(&Transaction<'_>) -> Result<tokio_postgres::Row, tokio_postgres::Error>,
@@ -478,7 +478,7 @@ impl LeaseStore for WorkerLeases {
         let text = "SELECT worker, floor_ms, ceiling_ms, wait_ms, clock_off_ms, known_epoch_ms
             FROM pgshard_workers.acquire($1, $2, $3, $4, $5, $6)";
         let asked_ms = term.epoch.unix_ms();
-        let row = self.asked(doing, async |transaction| {
+        let row = self.query_alone(doing, async |transaction| {
             let now = now_ms(term, begun);
             transaction
                 .query_one(
@@ -524,7 +524,7 @@ impl LeaseStore for WorkerLeases {
         let worker = i32::from(grant.worker);
         let text =
             "SELECT ceiling_ms, clock_off_ms FROM pgshard_workers.keep($1, $2, $3, $4, $5, $6)";
-        let row = self.asked(doing, async |transaction| {
+        let row = self.query_alone(doing, async |transaction| {
             let now = now_ms(term, begun);
             transaction
                 .query_one(

@@ -34,7 +34,7 @@ pub(super) struct Ticks<const BITS: u32>(AtomicU64);
 
 /// Numbers in a row within one millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct TakenTick {
     pub(super) ms: u64,
     pub(super) seq: u64,
     pub(super) count: u64,
@@ -60,7 +60,7 @@ impl<const BITS: u32> Ticks<BITS> {
         &self,
         now: impl Fn() -> Result<u64, Later>,
         want: u64,
-    ) -> Result<Taken, Later> {
+    ) -> Result<TakenTick, Later> {
         loop {
             let last = self.0.load(Ordering::Acquire);
             let now = now()?;
@@ -84,7 +84,7 @@ impl<const BITS: u32> Ticks<BITS> {
                 .compare_exchange_weak(last, new, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
-                return Ok(Taken {
+                return Ok(TakenTick {
                     ms: now,
                     seq,
                     count,

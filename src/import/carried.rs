@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use super::decide::Decisions;
 use super::error::Error;
 use super::facts::Database;
-use super::obstacle::{Found, Kind};
+use super::obstacle::{BlockingObject, Kind};
 use super::read;
 use crate::mover::definition::ddl::{self, Target};
 use crate::schema::catalog::{self, Address, Namespace};
@@ -17,11 +17,11 @@ use crate::schema::catalog::{self, Address, Namespace};
 const SCHEMA: &str = "imported";
 
 /// The obstacles, and what could not be read, one sentence each.
-pub(super) async fn look(
+pub(super) async fn find_obstacles(
     client: &Client,
     database: &Database,
     decisions: &Decisions,
-) -> Result<(Vec<Found>, Vec<String>), Error> {
+) -> Result<(Vec<BlockingObject>, Vec<String>), Error> {
     let mut by_schema: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for table in database.tables.values() {
         let imported = decisions
@@ -62,7 +62,7 @@ pub(super) async fn look(
             closed: &[],
         };
         let refusals = ddl::create(&facts, &target).err().unwrap_or_default();
-        found.extend(refusals.into_iter().map(|refusal| Found {
+        found.extend(refusals.into_iter().map(|refusal| BlockingObject {
             kind: Kind::NotCarried,
             object: refusal.object,
             detail: refusal.reason,

@@ -107,13 +107,18 @@ pub fn assess<'a>(
         let mut unknown = sample::take(client, &mut database, &decisions).await?;
         let first = first_id(request.epoch);
         let mut found = judge::judge(&database, &decisions, first);
-        let (refused, unread) = carried::look(client, &database, &decisions).await?;
+        let (refused, unread) = carried::find_obstacles(client, &database, &decisions).await?;
         found.extend(refused);
         unknown.extend(unread);
         unknown.extend(report::not_analyzed(&database));
         unknown.extend(report::standby(&database));
-        let statements =
-            statements::look(client, &database, &decisions, request.statements.as_deref()).await?;
+        let statements = statements::read_and_judge(
+            client,
+            &database,
+            &decisions,
+            request.statements.as_deref(),
+        )
+        .await?;
         let statements = match statements {
             Ok((report, obstacles)) => {
                 found.extend(obstacles);

@@ -214,7 +214,7 @@ kinds! {
 
 /// One object that is in the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct BlockingObject {
     pub(crate) kind: Kind,
     /// The object: `photos.user_id`.
     pub(crate) object: String,
@@ -224,9 +224,13 @@ pub(crate) struct Found {
     pub(crate) remedy: Option<String>,
 }
 
-impl Found {
-    pub(crate) fn new(kind: Kind, object: impl Into<String>, detail: impl Into<String>) -> Found {
-        Found {
+impl BlockingObject {
+    pub(crate) fn new(
+        kind: Kind,
+        object: impl Into<String>,
+        detail: impl Into<String>,
+    ) -> BlockingObject {
+        BlockingObject {
             kind,
             object: object.into(),
             detail: detail.into(),
@@ -262,7 +266,7 @@ pub struct ObstacleObject {
 }
 
 /// The obstacles, each kind once, in the order of the kinds.
-pub(crate) fn grouped(found: Vec<Found>) -> Vec<Obstacle> {
+pub(crate) fn grouped(found: Vec<BlockingObject>) -> Vec<Obstacle> {
     let obstacle = |kind: &Kind| {
         let of_kind = found.iter().filter(|one| one.kind == *kind);
         let mut objects: Vec<ObstacleObject> = Vec::new();

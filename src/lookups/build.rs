@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::stream::{StreamExt, TryStreamExt};
 use tokio_postgres::Row;
 
-use super::claimer::Wanted;
+use super::claimer::ClaimRequest;
 use super::lookup::Lookup;
 use super::parameter::Day;
 use super::statements;
@@ -168,7 +168,7 @@ impl Lookup<'_> {
         let rows = self.router().shard(shard)?.query_raw(&sql, &[]).await?;
         let entries = rows.map(|row| async move {
             let (key, values) = self.read(shard, &row?, &state.kinds)?;
-            let wanted = Wanted::new(self.definition(), values)?;
+            let wanted = ClaimRequest::new(self.definition(), values)?;
             for _ in 1..TRIES {
                 match Box::pin(wanted.enter(self.router(), &key)).await {
                     Err(Error::Busy { .. }) => {}

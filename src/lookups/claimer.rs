@@ -27,7 +27,7 @@ const PAUSE_MS: std::ops::RangeInclusive<u64> = 10..=50;
 
 /// A value that is to be claimed for a key.
 #[derive(Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct ClaimRequest<'a> {
     pub(super) definition: &'a Definition,
     pub(super) values: Values,
     pub(super) hash: Hash,
@@ -61,8 +61,11 @@ struct Standing {
     won: bool,
 }
 
-impl<'a> Wanted<'a> {
-    pub(super) fn new(definition: &'a Definition, values: Values) -> Result<Wanted<'a>, Error> {
+impl<'a> ClaimRequest<'a> {
+    pub(super) fn new(
+        definition: &'a Definition,
+        values: Values,
+    ) -> Result<ClaimRequest<'a>, Error> {
         if values.0.len() != definition.columns.len() {
             let other = LookupProblem::OtherTypes {
                 recorded: format!("{} columns", definition.columns.len()),
@@ -71,7 +74,7 @@ impl<'a> Wanted<'a> {
             return Err(problem(definition, other));
         }
         let hash = Hash::of(&values, definition.fold);
-        Ok(Wanted {
+        Ok(ClaimRequest {
             definition,
             values,
             hash,
@@ -140,7 +143,7 @@ impl<'a> Wanted<'a> {
                         let pause = Duration::from_millis(fastrand::u64(PAUSE_MS));
                         tokio::time::sleep(pause.min(left)).await;
                     }
-                    let (has_row, is_spent) = self.look(router, &entry, left).await?;
+                    let (has_row, is_spent) = self.read_holder(router, &entry, left).await?;
                     Seen::Looked {
                         entry,
                         has_row,
@@ -255,7 +258,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether the entry's key has the row, and whether its claim is spent.
-    async fn look(
+    async fn read_holder(
         &self,
         router: &Router,
         entry: &Entry<String, Uuid>,

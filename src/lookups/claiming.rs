@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 
 use super::answer::problem;
-use super::claimer::{Claim, WAIT_MAX, Wanted};
+use super::claimer::{Claim, ClaimRequest, WAIT_MAX};
 use crate::router::{Error, LookupProblem, Router, Shard, SqlText, Transaction};
 use crate::shard::Key;
 use crate::values::{Values, key_text};
@@ -21,7 +21,7 @@ pub struct Claiming<'r> {
     router: &'r Router,
     shard: Shard<'r>,
     key: String,
-    wanted: Vec<Wanted<'r>>,
+    wanted: Vec<ClaimRequest<'r>>,
 }
 
 impl Router {
@@ -64,7 +64,7 @@ impl Router {
                 lookup: name.to_owned(),
                 problem: LookupProblem::Undefined,
             })?;
-            wanted.push(Wanted::new(definition, values.into())?);
+            wanted.push(ClaimRequest::new(definition, values.into())?);
         }
         let text = key_text(key.value());
         let text = text.ok_or_else(|| Error::Lookup {
@@ -77,7 +77,7 @@ impl Router {
         })?;
         // One order for all calls: two of them that want the same values meet at the first.
         wanted.sort_by(|one, other| {
-            let place = |wanted: &Wanted<'_>| (wanted.hash, wanted.definition.name.clone());
+            let place = |wanted: &ClaimRequest<'_>| (wanted.hash, wanted.definition.name.clone());
             place(one).cmp(&place(other))
         });
         if let Some(pair) = wanted.windows(2).find(|pair| {
@@ -152,15 +152,15 @@ impl Claiming<'_> {
                     let (this, claims) = (&self, &claims);
                     async move {
                         this.use_in(&tx, claims).await?;
-                        run.await.map_err(Ended::Work)
+                        run.await.map_err(NotCommitted::Work)
                     }
                 })
                 .await;
             match ran {
                 Ok(value) => return Ok(value),
-                Err(Ended::Spent) => {}
-                Err(Ended::Router(error)) => return Err(E::from(error)),
-                Err(Ended::Work(error)) => return Err(error),
+                Err(NotCommitted::Spent) => {}
+                Err(NotCommitted::Router(error)) => return Err(E::from(error)),
+                Err(NotCommitted::Work(error)) => return Err(error),
             }
         }
         Err(E::from(match self.wanted.first() {
@@ -180,10 +180,10 @@ impl Claiming<'_> {
         Ok(claims)
     }
 
-    async fn use_in<E>(&self, tx: &Transaction, claims: &[Claim]) -> Result<(), Ended<E>> {
+    async fn use_in<E>(&self, tx: &Transaction, claims: &[Claim]) -> Result<(), NotCommitted<E>> {
         for (wanted, claim) in self.wanted.iter().zip(claims) {
             if !wanted.use_in(self.router, tx, &self.key, *claim).await? {
-                return Err(Ended::Spent);
+                return Err(NotCommitted::Spent);
             }
         }
         Ok(())
@@ -191,15 +191,15 @@ impl Claiming<'_> {
 }
 
 /// How a transaction ended that was not committed.
-enum Ended<E> {
+enum NotCommitted<E> {
     /// A claim was spent or too old, before the work began.
     Spent,
     Router(Error),
     Work(E),
 }
 
-impl<E> From<Error> for Ended<E> {
-    fn from(error: Error) -> Ended<E> {
-        Ended::Router(error)
+impl<E> From<Error> for NotCommitted<E> {
+    fn from(error: Error) -> NotCommitted<E> {
+        NotCommitted::Router(error)
     }
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::answer::{Place, fitting, problem};
-use super::claimer::Wanted;
+use super::claimer::ClaimRequest;
 use super::statements;
 use crate::router::{Error, LookupProblem, Router, Sql};
 use crate::shard::{Key, ShardId};
@@ -78,7 +78,7 @@ impl<'r> Lookup<'r> {
         self,
         value: impl Into<Values>,
     ) -> Result<Option<K>, Error> {
-        let wanted = Wanted::new(self.definition, value.into())?;
+        let wanted = ClaimRequest::new(self.definition, value.into())?;
         let shard = wanted
             .hash
             .shard(self.definition, self.router.shards_total());

@@ -147,7 +147,7 @@ impl Mover {
     pub fn run<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Report> {
         Box::pin(async move {
             let id = MoveId::new();
-            self.context.observer.tell(Event::Started {
+            self.context.observer.notify(Event::Started {
                 id,
                 shards: plan.shards.len(),
             });

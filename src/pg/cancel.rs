@@ -57,7 +57,7 @@ impl Canceller {
 
     async fn ask_each(&self) -> io::Result<()> {
         match &self.address {
-            Address::Unix(path) => self.ask(UnixStream::connect(path).await?).await,
+            Address::Unix(path) => self.send_request(UnixStream::connect(path).await?).await,
             Address::Tcp(host, port) => {
                 let mut last = None;
                 // It is not known which of a name's addresses the connection leads to, so all get
@@ -67,7 +67,7 @@ impl Canceller {
                     .take(ADDRESSES_MAX)
                 {
                     let asked = match TcpStream::connect(address).await {
-                        Ok(stream) => self.ask(stream).await,
+                        Ok(stream) => self.send_request(stream).await,
                         Err(error) => Err(error),
                     };
                     last = asked.err();
@@ -77,7 +77,7 @@ impl Canceller {
         }
     }
 
-    async fn ask<S>(&self, stream: S) -> io::Result<()>
+    async fn send_request<S>(&self, stream: S) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

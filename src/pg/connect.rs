@@ -19,9 +19,9 @@ use super::cancel::Canceller;
 use super::connect_error::ConnectError;
 use super::driver::{Driver, Duties, Session};
 use super::guard::Statements;
-use super::identity::{self, Impostor, Record, Seen, Server};
+use super::identity::{self, AddressAnswer, Impostor, Record, Server};
 use super::options::ConnectOptions;
-use super::password::Wanted;
+use super::password::PassfileKey;
 use super::state::LOGIN_AGAIN;
 use super::vitals::{Vitals, Watch};
 
@@ -63,12 +63,12 @@ struct Opening<'a> {
     search_path: SearchPath,
     /// Woken by each notification, and by the connection's end.
     heard: Option<Arc<Notify>>,
-    watched: Watched,
+    watched: WatchPolicy,
 }
 
 /// Whether somebody looks that a connection does not wait for what never comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Watched {
+enum WatchPolicy {
     Yes,
     /// Who waits on it has a limit.
     No,
@@ -103,7 +103,7 @@ impl ConnectOptions {
             application_name,
             search_path: SearchPath::Closed,
             heard: None,
-            watched: Watched::Yes,
+            watched: WatchPolicy::Yes,
         })
         .await
     }
@@ -124,7 +124,7 @@ impl ConnectOptions {
             application_name,
             search_path: SearchPath::OfTheRole,
             heard: None,
-            watched: Watched::No,
+            watched: WatchPolicy::No,
         })
         .await
     }
@@ -147,7 +147,7 @@ impl ConnectOptions {
             application_name,
             search_path,
             heard,
-            watched: Watched::Yes,
+            watched: WatchPolicy::Yes,
         })
         .await
     }
@@ -265,8 +265,8 @@ impl ConnectOptions {
         search_path: SearchPath,
     ) -> Result<Connection, ConnectError> {
         let watched = match search_path {
-            SearchPath::Closed => Watched::Yes,
-            SearchPath::OfTheRole => Watched::No,
+            SearchPath::Closed => WatchPolicy::Yes,
+            SearchPath::OfTheRole => WatchPolicy::No,
         };
         self.reach_by(
             index,
@@ -286,7 +286,7 @@ impl ConnectOptions {
         index: usize,
         application_name: &str,
     ) -> Result<Connection, ConnectError> {
-        let (search_path, watched) = (SearchPath::Closed, Watched::No);
+        let (search_path, watched) = (SearchPath::Closed, WatchPolicy::No);
         self.reach_by(
             index,
             Opening {
@@ -333,7 +333,7 @@ impl ConnectOptions {
             config.application_name(application_name);
         }
         let host = self.host_name(index);
-        let wanted = Wanted {
+        let wanted = PassfileKey {
             host: &host,
             port: self.port(index),
             database: self.database(),
@@ -363,7 +363,7 @@ impl ConnectOptions {
             };
             let duties = Duties {
                 heard: heard.clone(),
-                watch: (watched == Watched::Yes).then_some(watch),
+                watch: (watched == WatchPolicy::Yes).then_some(watch),
             };
             let shaken = self
                 .shake_hands(index, &config, statements, vitals.clone(), duties)
@@ -489,9 +489,9 @@ impl ConnectOptions {
 
     /// Takes in which server answered at an address. If it is a later primary, connections begin
     /// with its address from now on, and those to an earlier one are closed.
-    pub(crate) fn learn_of(&self, index: usize, server: Server) -> Seen {
+    pub(crate) fn learn_of(&self, index: usize, server: Server) -> AddressAnswer {
         let seen = self.known.learn_of(server);
-        if seen == Seen::Later {
+        if seen == AddressAnswer::Later {
             self.remember(index);
         }
         seen
@@ -532,14 +532,16 @@ impl Connection {
                 SearchPath::OfTheRole => Ok(()),
             }
         };
-        let ((), said) = tokio::try_join!(biased; close, identity::ask(&self.client))?;
+        let ((), said) = tokio::try_join!(biased; close, identity::read_identity(&self.client))?;
         self.vitals.is_served_by(said.process);
         Ok(said.server)
     }
 
     /// Asks the server which one it is; a standby may have become a primary.
-    pub(crate) async fn ask(&self) -> Result<Server, tokio_postgres::Error> {
-        identity::ask(&self.client).await.map(|said| said.server)
+    pub(crate) async fn read_server(&self) -> Result<Server, tokio_postgres::Error> {
+        identity::read_identity(&self.client)
+            .await
+            .map(|said| said.server)
     }
 
     /// Asks the server, over another connection, to end the statement that runs on this one.

@@ -14,7 +14,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::connect_error::ConnectError;
-use super::guard::{Guarded, GuardedTls, Statements, Terms};
+use super::guard::{GuardedStream, GuardedTls, Statements, Terms};
 use super::options::ConnectOptions;
 use super::socket::Socket;
 use super::tls::SslMode;
@@ -78,7 +78,7 @@ impl ConnectOptions {
             let mut config = config.clone();
             config.ssl_mode(DriverMode::Disable);
             let socket = self.dial(index).await.map_err(unreachable)?;
-            let socket = Guarded::plain(socket, terms, vitals);
+            let socket = GuardedStream::plain(socket, terms, vitals);
             let (client, connection) = config.connect_raw(socket, NoTls).await.map_err(refused)?;
             return Ok(Session {
                 driver: drive(to(), connection, duties),
@@ -93,15 +93,15 @@ impl ConnectOptions {
             .tls;
         let socket = self.dial(index).await.map_err(unreachable)?;
         let socket = match config.get_ssl_negotiation() {
-            SslNegotiation::Direct => Guarded::sealed(socket, terms.clone(), vitals.clone()),
-            _ => Guarded::asking(socket, terms.clone(), vitals.clone()),
+            SslNegotiation::Direct => GuardedStream::sealed(socket, terms.clone(), vitals.clone()),
+            _ => GuardedStream::asking(socket, terms.clone(), vitals.clone()),
         };
         let guarded = GuardedTls {
             tls: tls.clone(),
             terms,
             vitals,
         };
-        let Ok(guarded) = guarded.to::<Guarded<Socket>>(&self.host_name(index));
+        let Ok(guarded) = guarded.to::<GuardedStream<Socket>>(&self.host_name(index));
         let (client, connection) = config.connect_raw(socket, guarded).await.map_err(refused)?;
         Ok(Session {
             driver: drive(to(), connection, duties),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use super::guard::{Guard, Statements};
-use super::password::{Wanted, match_line};
+use super::password::{PassfileKey, match_line};
 use super::{replication, service};
 
 /// A guard gives the same result for bytes, however they are split.
@@ -40,7 +40,7 @@ pub(crate) fn pgpass(data: &[u8]) {
         return;
     };
     for host in ["10.0.0.1", "/run/postgresql", ""] {
-        let wanted = Wanted {
+        let wanted = PassfileKey {
             host,
             port: 5432,
             database: "app",

@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 
-use super::require_auth::{Asked, RequireAuth};
+use super::require_auth::{AuthRequests, RequireAuth};
 use super::vitals::Vitals;
 
 /// A message longer than this is none: PostgreSQL's own limit for one allocation.
@@ -119,7 +119,7 @@ pub(super) struct Guard {
     vitals: Arc<Vitals>,
     incoming: Frames,
     tag: u8,
-    asked: Asked,
+    asked: AuthRequests,
     /// The number of a request to authenticate, as much of it as has come.
     request: Vec<u8>,
     /// Of the answer that comes, what did not count as progress yet.
@@ -141,7 +141,7 @@ impl Guard {
             vitals,
             incoming: Frames::default(),
             tag: 0,
-            asked: Asked::new(terms.require_auth),
+            asked: AuthRequests::new(terms.require_auth),
             request: Vec::new(),
             part: 0,
             cost: 0,
@@ -312,7 +312,7 @@ impl Guard {
             } = self.outgoing.take(&mut bytes)
             {
                 self.asked_by = tag;
-                self.vitals.asked();
+                self.vitals.note_request();
             }
         }
     }
@@ -353,44 +353,44 @@ fn strange(what: String) -> io::Error {
 }
 
 /// A stream with a [`Guard`] at it.
-pub(super) struct Guarded<S> {
+pub(super) struct GuardedStream<S> {
     inner: S,
     guard: Guard,
 }
 
-impl<S> Guarded<S> {
+impl<S> GuardedStream<S> {
     /// Messages go over it from the beginning.
-    pub(super) fn plain(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded {
+    pub(super) fn plain(inner: S, terms: Terms, vitals: Arc<Vitals>) -> GuardedStream<S> {
+        GuardedStream {
             inner,
             guard: Guard::new(Stage::Greeting, terms, vitals),
         }
     }
 
     /// The server is asked for TLS on it first.
-    pub(super) fn asking(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded {
+    pub(super) fn asking(inner: S, terms: Terms, vitals: Arc<Vitals>) -> GuardedStream<S> {
+        GuardedStream {
             inner,
             guard: Guard::new(Stage::TlsAnswer, terms, vitals),
         }
     }
 
     /// Only TLS goes over it.
-    pub(super) fn sealed(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded {
+    pub(super) fn sealed(inner: S, terms: Terms, vitals: Arc<Vitals>) -> GuardedStream<S> {
+        GuardedStream {
             inner,
             guard: Guard::new(Stage::Sealed, terms, vitals),
         }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Guarded { inner, guard } = &mut *self;
+        let GuardedStream { inner, guard } = &mut *self;
         let before = buffer.filled().len();
         let read = Pin::new(inner).poll_read(cx, buffer);
         guard
@@ -403,13 +403,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let Guarded { inner, guard } = &mut *self;
+        let GuardedStream { inner, guard } = &mut *self;
         let written = Pin::new(inner).poll_write(cx, bytes);
         guard
             .vitals
@@ -429,7 +429,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     }
 }
 
-impl<S: TlsStream + Unpin> TlsStream for Guarded<S> {
+impl<S: TlsStream + Unpin> TlsStream for GuardedStream<S> {
     fn channel_binding(&self) -> ChannelBinding {
         self.inner.channel_binding()
     }
@@ -464,13 +464,19 @@ where
     T::Stream: Unpin,
     S: Send + 'static,
 {
-    type Stream = Guarded<T::Stream>;
+    type Stream = GuardedStream<T::Stream>;
     type Error = T::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Stream, T::Error>> + Send>>;
 
     fn connect(self, stream: S) -> Self::Future {
         let GuardedTls { tls, terms, vitals } = self;
-        Box::pin(async move { Ok(Guarded::plain(tls.connect(stream).await?, terms, vitals)) })
+        Box::pin(async move {
+            Ok(GuardedStream::plain(
+                tls.connect(stream).await?,
+                terms,
+                vitals,
+            ))
+        })
     }
 }
 
@@ -684,14 +690,14 @@ mod tests {
     #[test]
     fn what_drips_and_what_comes_unasked_is_no_progress() {
         let (mut guard, vitals) = guard(Statements::Ours);
-        let before = vitals.seen();
+        let before = vitals.answer_count();
         guard.came(&message(b'N', &[b'x'; 5000])).unwrap();
         guard.came(&message(b'D', &[0; 100]).repeat(10)).unwrap();
-        assert_eq!(vitals.seen(), before);
+        assert_eq!(vitals.answer_count(), before);
         guard.came(&message(b'D', &[0; 100])).unwrap();
-        assert_ne!(vitals.seen(), before);
-        let before = vitals.seen();
+        assert_ne!(vitals.answer_count(), before);
+        let before = vitals.answer_count();
         guard.came(b"Z\0\0\0\x05I").unwrap();
-        assert_ne!(vitals.seen(), before);
+        assert_ne!(vitals.answer_count(), before);
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Records {
 
 /// What an answer at one of a host's addresses says of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum AddressAnswer {
     /// Nothing new: a standby, or the host.
     Nothing,
     /// The host is there now.
@@ -99,7 +99,7 @@ pub enum Impostor {
 }
 
 /// A server's answer on one connection.
-pub(super) struct Said {
+pub(super) struct ServerAnswer {
     pub(super) server: Server,
     /// The process that serves the connection; 0 where it does not say.
     pub(super) process: i32,
@@ -135,10 +135,10 @@ const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline 
 ///
 /// # Errors
 /// When the connection is lost, or the server does not even say whether it takes writes.
-pub(super) async fn ask(client: &Client) -> Result<Said, tokio_postgres::Error> {
+pub(super) async fn read_identity(client: &Client) -> Result<ServerAnswer, tokio_postgres::Error> {
     for who in [WHO, WHO_UNSTARTED] {
         match client.query_typed(who, &[]).await {
-            Ok(rows) => return Ok(said(rows.first())),
+            Ok(rows) => return Ok(parse_answer(rows.first())),
             Err(error)
                 if error
                     .as_db_error()
@@ -147,7 +147,7 @@ pub(super) async fn ask(client: &Client) -> Result<Said, tokio_postgres::Error> 
         }
     }
     let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
-    Ok(Said {
+    Ok(ServerAnswer {
         server: Server {
             identity: None,
             read_only: rows.first().is_some_and(is_read_only),
@@ -158,14 +158,14 @@ pub(super) async fn ask(client: &Client) -> Result<Said, tokio_postgres::Error> 
 }
 
 /// The answer to [`WHO`].
-fn said(row: Option<&Row>) -> Said {
+fn parse_answer(row: Option<&Row>) -> ServerAnswer {
     let file: Option<&str> = row.and_then(|row| row.try_get(1).ok().flatten());
     let system = row.and_then(|row| row.try_get(2).ok());
     let identity = system.map(|system| Identity {
         system,
         timeline: file.and_then(timeline),
     });
-    Said {
+    ServerAnswer {
         server: Server {
             identity,
             read_only: row.is_some_and(is_read_only),
@@ -352,7 +352,7 @@ impl Record {
 /// What a process knows of one host, and its open connections there. All clones of one
 /// [`ConnectOptions`](super::ConnectOptions) share it.
 #[derive(Default)]
-pub(super) struct Known(Mutex<HostKnowledge>);
+pub(super) struct SharedKnowledge(Mutex<HostKnowledge>);
 
 #[derive(Default)]
 struct HostKnowledge {
@@ -390,7 +390,7 @@ impl HostKnowledge {
     }
 }
 
-impl Known {
+impl SharedKnowledge {
     fn state(&self) -> MutexGuard<'_, HostKnowledge> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -417,33 +417,33 @@ impl Known {
     }
 
     /// Takes in what a server says of itself, if it is of the known system, or awaited.
-    pub(super) fn learn_of(&self, server: Server) -> Seen {
+    pub(super) fn learn_of(&self, server: Server) -> AddressAnswer {
         let Some((identity, timeline)) = server
             .identity
             .and_then(|identity| Some((identity, identity.timeline?)))
         else {
-            return Seen::Nothing;
+            return AddressAnswer::Nothing;
         };
         let mut state = self.state();
         let Some(known) = state.records.record else {
-            return Seen::Nothing;
+            return AddressAnswer::Nothing;
         };
         if let Some(next) = state.records.awaits(identity) {
             // It takes no writes before it takes the host's place.
             if server.read_only {
-                return Seen::Nothing;
+                return AddressAnswer::Nothing;
             }
             state.see(next);
-            return Seen::Later;
+            return AddressAnswer::Later;
         }
         match known.judge(identity) {
-            Err(impostor) => Seen::Impostor(impostor),
+            Err(impostor) => AddressAnswer::Impostor(impostor),
             Ok(()) if timeline > known.timeline => {
                 state.see(Record { timeline, ..known });
-                Seen::Later
+                AddressAnswer::Later
             }
-            Ok(()) if server.rivals(&state.host) => Seen::Rival,
-            Ok(()) => Seen::Nothing,
+            Ok(()) if server.rivals(&state.host) => AddressAnswer::Rival,
+            Ok(()) => AddressAnswer::Nothing,
         }
     }
 
@@ -609,7 +609,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_awaited_server_takes_the_hosts_place_once_it_takes_writes() {
-        let known = Known::default();
+        let known = SharedKnowledge::default();
         let task = || tokio::spawn(std::future::pending::<()>()).abort_handle();
         let server = |system, read_only| Server {
             identity: Some(Identity {
@@ -646,7 +646,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_later_timeline_closes_what_is_open() {
-        let known = Known::default();
+        let known = SharedKnowledge::default();
         let task = || tokio::spawn(std::future::pending::<()>());
         let (first, standby, second) = (task(), task(), task());
         let server = |system, timeline, started| Server {
@@ -657,7 +657,7 @@ mod tests {
         let (a, b) = (server(7, Some(1), 10.0), server(7, Some(2), 20.0));
         assert_eq!(
             known.learn_of(b),
-            Seen::Nothing,
+            AddressAnswer::Nothing,
             "nothing is known of the host"
         );
         known.admit(a, first.abort_handle()).unwrap();
@@ -668,13 +668,16 @@ mod tests {
             system: 8,
             known: 7,
         };
-        assert_eq!(known.learn_of(a), Seen::Nothing);
+        assert_eq!(known.learn_of(a), AddressAnswer::Nothing);
         assert_eq!(
             known.learn_of(server(8, Some(5), 30.0)),
-            Seen::Impostor(other)
+            AddressAnswer::Impostor(other)
         );
-        assert_eq!(known.learn_of(server(7, Some(1), 30.0)), Seen::Rival);
-        assert_eq!(known.learn_of(b), Seen::Later);
+        assert_eq!(
+            known.learn_of(server(7, Some(1), 30.0)),
+            AddressAnswer::Rival
+        );
+        assert_eq!(known.learn_of(b), AddressAnswer::Later);
         assert!(first.await.unwrap_err().is_cancelled());
         known.admit(b, second.abort_handle()).unwrap();
         let former = Impostor::Former {
@@ -682,7 +685,7 @@ mod tests {
             newest: 2,
         };
         assert_eq!(known.admit(a, standby.abort_handle()), Err(former));
-        assert_eq!(known.learn_of(a), Seen::Impostor(former));
+        assert_eq!(known.learn_of(a), AddressAnswer::Impostor(former));
         assert!(!standby.is_finished() && !second.is_finished());
     }
 }

@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 use tokio_postgres::config::{ChannelBinding, Host, TargetSessionAttrs};
 
 use super::options::ConnectOptions;
-use super::password::{Password, Wanted};
+use super::password::{PassfileKey, Password};
 use super::password_error::PasswordError;
 use super::tls::{RootCert, SslMode};
 
@@ -162,7 +162,7 @@ impl ConnectOptions {
         variables: &mut Vec<(&'static str, String)>,
     ) -> Result<Option<NamedTempFile>, PasswordError> {
         let name = |path: &Path| ("PGPASSFILE", path.display().to_string());
-        let wanted = Wanted {
+        let wanted = PassfileKey {
             host: "",
             port: 0,
             database: self.database(),

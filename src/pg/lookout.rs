@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::connect::SearchPath;
-use super::identity::Seen;
+use super::identity::AddressAnswer;
 use super::{ConnectOptions, Connection, Server};
 use crate::map::HostName;
 
@@ -72,12 +72,12 @@ impl Lookout {
                 let Some(lookout) = looking.0.upgrade() else {
                     return;
                 };
-                lookout.look(&mut kept).await;
+                lookout.check_addresses(&mut kept).await;
             }
         });
     }
 
-    async fn look(&self, kept: &mut [Option<Connection>]) {
+    async fn check_addresses(&self, kept: &mut [Option<Connection>]) {
         let first = self.connect.first();
         let ask = async |(index, kept)| {
             let kept: &mut Option<Connection> = kept;
@@ -85,7 +85,8 @@ impl Lookout {
                 *kept = None;
                 return (index, None);
             }
-            let answer = tokio::time::timeout(Self::ANSWER_MAX, self.ask(index, kept)).await;
+            let answer =
+                tokio::time::timeout(Self::ANSWER_MAX, self.read_server(index, kept)).await;
             if answer.is_err() {
                 *kept = None;
             }
@@ -98,18 +99,18 @@ impl Lookout {
             let Some(server) = server else { continue };
             let (host, address) = (&self.host, self.connect.address(index));
             match self.connect.learn_of(index, server) {
-                Seen::Nothing => {}
-                Seen::Later => {
+                AddressAnswer::Nothing => {}
+                AddressAnswer::Later => {
                     tracing::warn!(%host, address, "was promoted: connections to the former \
                         primary are closed");
                 }
-                Seen::Impostor(why) => {
+                AddressAnswer::Impostor(why) => {
                     strange = true;
                     if !self.warned.load(Ordering::Relaxed) {
                         tracing::warn!(%host, address, %why, "another server takes writes");
                     }
                 }
-                Seen::Rival => {
+                AddressAnswer::Rival => {
                     strange = true;
                     if !self.warned.load(Ordering::Relaxed) {
                         tracing::error!(%host, address, "another server takes writes too, and \
@@ -121,9 +122,9 @@ impl Lookout {
         self.warned.store(strange, Ordering::Relaxed);
     }
 
-    async fn ask(&self, index: usize, kept: &mut Option<Connection>) -> Option<Server> {
+    async fn read_server(&self, index: usize, kept: &mut Option<Connection>) -> Option<Server> {
         if let Some(connection) = kept {
-            if let Ok(server) = connection.ask().await {
+            if let Ok(server) = connection.read_server().await {
                 return Some(server);
             }
             *kept = None;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslNegotiation, TargetSessionAttrs};
 
 use super::cancel::Address;
-use super::identity::Known;
+use super::identity::SharedKnowledge;
 use super::keys;
 use super::options_error::OptionsError;
 use super::password::Password;
@@ -32,7 +32,7 @@ pub struct ConnectOptions {
     /// The address that answered last, for all clones.
     answered: Arc<AtomicUsize>,
     /// Which server it is, for all clones.
-    pub(super) known: Arc<Known>,
+    pub(super) known: Arc<SharedKnowledge>,
 }
 
 /// Sets the limits that the text does not give.

@@ -42,7 +42,7 @@ impl fmt::Debug for Password {
 }
 
 /// What a line of a `.pgpass` file must match.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct PassfileKey<'a> {
     pub(crate) host: &'a str,
     pub(crate) port: u16,
     pub(crate) database: &'a str,
@@ -51,7 +51,10 @@ pub(crate) struct Wanted<'a> {
 
 impl Password {
     /// As [`read`](Password::read), without blocking who else runs in this thread.
-    pub(crate) async fn fetch(&self, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
+    pub(crate) async fn fetch(
+        &self,
+        wanted: &PassfileKey<'_>,
+    ) -> Result<Option<String>, PasswordError> {
         let Password::Command(command) = self else {
             return self.read(wanted);
         };
@@ -73,7 +76,7 @@ impl Password {
         }
     }
 
-    pub(crate) fn read(&self, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
+    pub(crate) fn read(&self, wanted: &PassfileKey<'_>) -> Result<Option<String>, PasswordError> {
         match self {
             Password::Given(password) => Ok(Some(password.clone())),
             Password::Command(command) => command.read().map(Some),
@@ -117,7 +120,7 @@ fn variable() -> Option<String> {
         .filter(|password| !password.is_empty())
 }
 
-fn from_pgpass(path: &Path, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
+fn from_pgpass(path: &Path, wanted: &PassfileKey<'_>) -> Result<Option<String>, PasswordError> {
     use std::os::unix::fs::PermissionsExt;
     let failed = |source| PasswordError::File {
         path: path.to_owned(),
@@ -144,7 +147,7 @@ fn from_pgpass(path: &Path, wanted: &Wanted<'_>) -> Result<Option<String>, Passw
 /// `host:port:database:user:password`, each of the first four `*` for any, `\` before `:` and `\`
 /// in a field.
 /// <https://www.postgresql.org/docs/current/libpq-pgpass.html>
-pub(super) fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
+pub(super) fn match_line(line: &str, wanted: &PassfileKey<'_>) -> Option<String> {
     // libpq looks the standard folders of unix sockets up as localhost.
     let host = if STANDARD_SOCKETS.contains(&wanted.host) {
         "localhost"
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn pgpass_lines() {
-        let wanted = Wanted {
+        let wanted = PassfileKey {
             host: "10.0.0.1",
             port: 5432,
             database: "app",
@@ -211,7 +214,7 @@ mod tests {
         assert_eq!(found("*:*:*:m:x"), None);
         assert_eq!(found("*:*:*:mee:x"), None);
         assert_eq!(found("*:*:*:me"), None);
-        let socket = |host| Wanted {
+        let socket = |host| PassfileKey {
             host,
             port: 5432,
             database: "app",
@@ -238,7 +241,7 @@ mod tests {
         let path = folder.path().join("pass");
         let source = Password::Passfile(path.clone());
         let read = |user: &str| {
-            source.read(&Wanted {
+            source.read(&PassfileKey {
                 host: "127.0.0.1",
                 port: 5432,
                 database: "app",

@@ -19,13 +19,13 @@ use super::binding;
 use super::guard::LONGEST_MESSAGE;
 use super::identity::{self, Identity};
 use super::options::ConnectOptions;
-use super::password::Wanted;
+use super::password::PassfileKey;
 use super::password_error::PasswordError;
-use super::require_auth::Asked;
+use super::require_auth::AuthRequests;
 use super::socket::Socket;
 use super::state::{LOGIN_AGAIN, is_refused_login};
 use super::tls::{SslMode, TlsError};
-use super::vitals::{LOOKS, Patience, Sign, look};
+use super::vitals::{LOOKS, Patience, Sign, check_progress};
 
 /// The process, the system identifier and, from a primary, the log file that it writes, whose name
 /// begins with the timeline.
@@ -347,7 +347,7 @@ impl Replication {
             to: to.clone(),
             source,
         };
-        let wanted = Wanted {
+        let wanted = PassfileKey {
             host,
             port: options.port(index),
             database: options.database(),
@@ -370,7 +370,7 @@ impl Replication {
             scram: None,
             bound: false,
         };
-        let mut asked = Asked::new(options.require_auth.clone());
+        let mut asked = AuthRequests::new(options.require_auth.clone());
         let mut authenticated = false;
         loop {
             let mut message = self.reader.answer().await?;
@@ -617,7 +617,7 @@ impl Reader {
                 return read;
             }
             // What comes while the server is asked is there at the next turn.
-            let sign = look(self.options.clone(), self.index, self.process).await;
+            let sign = check_progress(self.options.clone(), self.index, self.process).await;
             looks = if sign == Sign::Busy { 0 } else { looks + 1 };
             if looks > LOOKS {
                 let timeout_ms = begun.elapsed().as_millis();

@@ -89,7 +89,7 @@ impl RequireAuth {
 /// The requests of a server on a connection so far, and whether they are allowed. Without
 /// `require_auth` every method is allowed. An exchange that the server ends early never is.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct AuthRequests {
     required: Option<RequireAuth>,
     /// An allowed method is at its end.
     done: bool,
@@ -97,11 +97,11 @@ pub(super) struct Asked {
     begun: bool,
 }
 
-impl Asked {
-    pub(super) fn new(required: Option<RequireAuth>) -> Asked {
-        Asked {
+impl AuthRequests {
+    pub(super) fn new(required: Option<RequireAuth>) -> AuthRequests {
+        AuthRequests {
             required,
-            ..Asked::default()
+            ..AuthRequests::default()
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
     /// Whether a server may send these requests one after the other.
     fn passes(value: &str, requests: &[u32]) -> bool {
         let mut asked =
-            Asked::new((value != "nothing said").then(|| RequireAuth::read(value).unwrap()));
+            AuthRequests::new((value != "nothing said").then(|| RequireAuth::read(value).unwrap()));
         requests.iter().all(|request| asked.take(*request).is_ok())
     }
 

@@ -36,7 +36,7 @@ pub(super) struct Vitals {
 }
 
 impl Vitals {
-    pub(super) fn asked(&self) {
+    pub(super) fn note_request(&self) {
         self.awaited.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -83,7 +83,7 @@ impl Vitals {
         self.heard.load(Ordering::Relaxed)
     }
 
-    pub(super) fn seen(&self) -> u64 {
+    pub(super) fn answer_count(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
@@ -157,24 +157,24 @@ impl Watch {
         let Some(Patience { idle, interval }) = self.options.patience() else {
             return std::future::pending().await;
         };
-        let (mut seen, mut since, mut looks) = (self.vitals.seen(), Instant::now(), 0);
+        let (mut seen, mut since, mut looks) = (self.vitals.answer_count(), Instant::now(), 0);
         loop {
             tokio::time::sleep(interval.min(idle)).await;
-            let now = self.vitals.seen();
+            let now = self.vitals.answer_count();
             if now != seen || !self.vitals.is_waiting() {
                 (seen, since, looks) = (now, Instant::now(), 0);
             }
             if since.elapsed() < idle {
                 continue;
             }
-            let sign = look(
+            let sign = check_progress(
                 self.options.clone(),
                 self.index,
                 self.vitals.pid.load(Ordering::Relaxed),
             )
             .await;
             looks = if sign == Sign::Busy { 0 } else { looks + 1 };
-            if looks >= LOOKS && self.vitals.seen() == seen {
+            if looks >= LOOKS && self.vitals.answer_count() == seen {
                 let seconds = since.elapsed().as_secs();
                 return format!(
                     "nothing came on it for {seconds} s, and {}",
@@ -191,7 +191,7 @@ impl Watch {
 
 /// Asks the server what the process does. In a box, since it opens a connection, which a watch
 /// belongs to.
-pub(super) fn look(
+pub(super) fn check_progress(
     options: ConnectOptions,
     index: usize,
     pid: i32,

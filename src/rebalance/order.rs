@@ -4,7 +4,7 @@ use super::load::{Load, Score};
 use super::outcome::Reason;
 
 /// A move with its reason in the state before it.
-pub(super) struct Ordered {
+pub(super) struct OrderedMove {
     pub(super) shard: usize,
     pub(super) from: usize,
     pub(super) to: usize,
@@ -20,7 +20,7 @@ pub(super) fn order(
     end: &Load<'_>,
     level: f64,
     most: Option<usize>,
-) -> Vec<Ordered> {
+) -> Vec<OrderedMove> {
     let mut now = start.clone();
     let mut left: Vec<usize> = (0..end.at.len())
         .filter(|shard| end.at[*shard] != start.at[*shard])
@@ -69,7 +69,7 @@ pub(super) fn order(
             }
         });
         now.put(shard, to);
-        moves.push(Ordered {
+        moves.push(OrderedMove {
             shard,
             from,
             to,

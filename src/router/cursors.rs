@@ -21,7 +21,7 @@ use super::lease::Lease;
 use super::pool_slots::Use;
 use super::recover::{Next, Recovery};
 use super::routing::Place;
-use super::sql::{Rendered, Sql, SqlText};
+use super::sql::{ShardStatement, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::statement_error::StatementError;
 use super::statements::Prepare;
@@ -374,7 +374,7 @@ impl OpenHost {
         for at in members {
             let began = Instant::now();
             let failed = |error| Failed { at, began, error };
-            let rendered = |sql| Rendered::new(sql, router.prefix(), shards[at]);
+            let rendered = |sql| ShardStatement::new(sql, router.prefix(), shards[at]);
             lease
                 .run::<u64>(rendered(&statements.declare), &params[at], prepare)
                 .await

@@ -13,7 +13,7 @@ use super::metrics::HostMetrics;
 use super::opener::Opener;
 use super::options::{HostOptions, Options, PrepareMode};
 use super::peers::Peers;
-use super::pool::{Borrowed, ConnectionLimit, Pool, PoolOptions};
+use super::pool::{BorrowedConnection, ConnectionLimit, Pool, PoolOptions};
 use super::pool_error::PoolError;
 use super::pool_slots::{Lane, Use};
 use super::session::Statements;
@@ -189,7 +189,7 @@ impl Endpoint {
     /// of reach.
     async fn connection(
         &self,
-        getting: impl Future<Output = Result<Borrowed, PoolError>>,
+        getting: impl Future<Output = Result<BorrowedConnection, PoolError>>,
     ) -> Result<Lease, PoolError> {
         let down = |down: Down| PoolError::Down {
             cause: down.cause,

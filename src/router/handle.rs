@@ -19,7 +19,7 @@ use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
-use super::sql::{Rendered, SqlText};
+use super::sql::{ShardStatement, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use super::statements::Prepare;
@@ -328,7 +328,7 @@ impl<'r> Shard<'r> {
             return Ok((answer.map_err(TransactionError::into_inner)?, None));
         }
         let only_reads = sql.only_reads(inner.options.selects);
-        let rendered = Rendered::new(&sql, &inner.prefix, shard);
+        let rendered = ShardStatement::new(&sql, &inner.prefix, shard);
         let mut recovery = Recovery::new(inner, shard);
         let mut prepare = Prepare::Once;
         let mut reconnected = false;

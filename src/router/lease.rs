@@ -9,9 +9,9 @@ use tokio_postgres::types::ToSql;
 use super::abandoned::{self, close};
 use super::answer::Answer;
 use super::origin::is_lost;
-use super::pool::{Borrowed, Slot};
+use super::pool::{BorrowedConnection, Slot};
 use super::session::{CommitOrRollback, Session};
-use super::sql::Rendered;
+use super::sql::ShardStatement;
 use super::statement_error::StatementError;
 use super::statements::Prepare;
 
@@ -40,8 +40,8 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(borrowed: Borrowed) -> Lease {
-        let Borrowed { session, slot } = borrowed;
+    pub(super) fn new(borrowed: BorrowedConnection) -> Lease {
+        let BorrowedConnection { session, slot } = borrowed;
         Lease {
             session: Some(session),
             answers: Answers::Settled,
@@ -65,7 +65,7 @@ impl Lease {
     /// Runs one statement. When the future is dropped, the connection is closed with the lease.
     pub(super) async fn run<A: Answer>(
         &mut self,
-        statement: Rendered<'_>,
+        statement: ShardStatement<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, StatementError> {

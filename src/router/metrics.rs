@@ -275,10 +275,10 @@ impl PoolGauges {
     }
 
     pub(super) fn publish(&mut self, counts: Counts) {
-        self.tell(self.size, counts);
+        self.publish_counts(self.size, counts);
     }
 
-    fn tell(&mut self, size: usize, counts: Counts) {
+    fn publish_counts(&mut self, size: usize, counts: Counts) {
         let (size_before, before) = self.told.replace((size, counts)).unwrap_or_default();
         let tell = |gauge: Gauge, before: usize, now: usize| {
             if before != now {
@@ -305,7 +305,7 @@ impl PoolGauges {
 impl Drop for PoolGauges {
     fn drop(&mut self) {
         if self.told.is_some() {
-            self.tell(0, Counts::default());
+            self.publish_counts(0, Counts::default());
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio_postgres::error::SqlState;
 use super::Router;
 use super::endpoint::Endpoint;
 use super::error::LookUpError;
-use super::sql::{Rendered, Sql};
+use super::sql::{ShardStatement, Sql};
 use super::statements::Prepare;
 use crate::backoff::Backoff;
 use crate::map::{HostName, print_shards};
@@ -130,7 +130,7 @@ impl Router {
         let name = name.strip_suffix(".sql").unwrap_or(name);
         let hosts: Vec<_> = self.inner().hosts.load().values().cloned().collect();
         let answers = join_all(hosts.iter().map(|host| async {
-            let answer = tokio::time::timeout(ANSWER_MAX, ask(host, name)).await;
+            let answer = tokio::time::timeout(ANSWER_MAX, read_progress(host, name)).await;
             (
                 host.name.clone(),
                 answer.unwrap_or(Err(LookUpError::TimedOut(ANSWER_MAX))),
@@ -220,14 +220,14 @@ impl Migrated {
     }
 }
 
-async fn ask(host: &Endpoint, name: &str) -> Result<Answer, LookUpError> {
+async fn read_progress(host: &Endpoint, name: &str) -> Result<Answer, LookUpError> {
     let sql = Sql::new(ASK);
     let mut tries = 0;
     loop {
         tries += 1;
         let mut lease = host.control().await?;
         match lease
-            .run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&name], Prepare::Once)
+            .run::<Vec<SqlRow>>(ShardStatement::alone(&sql), &[&name], Prepare::Once)
             .await
         {
             Ok(rows) => {

@@ -346,7 +346,7 @@ impl Router {
                 .hosts
                 .load()
                 .values()
-                .map(|host| host.ownership_lookups.asked())
+                .map(|host| host.ownership_lookups.lookup_count())
                 .sum(),
             retries: self.0.retries.load(Ordering::Relaxed),
         }

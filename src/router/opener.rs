@@ -122,7 +122,7 @@ impl Opener {
                 }
                 .into());
             }
-            self.peers.ask(connection).await;
+            self.peers.read_records(connection).await;
             self.connect.is_host(connection)?;
             self.admitted.store(true, Ordering::Relaxed);
         }

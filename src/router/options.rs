@@ -114,7 +114,7 @@ impl HostSource {
         HostSource(Arc::new(ask))
     }
 
-    pub(super) fn ask(&self, name: &str) -> Option<HostOptions> {
+    pub(super) fn options_of(&self, name: &str) -> Option<HostOptions> {
         (self.0)(name)
     }
 }

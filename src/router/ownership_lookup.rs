@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::endpoint::Endpoint;
 use super::error::LookUpError;
 use super::lease::Lease;
-use super::sql::{Rendered, Sql};
+use super::sql::{ShardStatement, Sql};
 use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, Row};
 use super::statements::Prepare;
 use crate::map::ShardEpoch;
@@ -128,7 +128,7 @@ impl OwnershipLookups {
     }
 
     /// How many lookups were made so far.
-    pub(super) fn asked(&self) -> u64 {
+    pub(super) fn lookup_count(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 
@@ -137,7 +137,7 @@ impl OwnershipLookups {
     /// # Cancel safety
     /// The next waiting caller sends the lookup instead, for its own shard and for those that are
     /// still wanted.
-    pub(super) async fn ask(
+    pub(super) async fn resolve(
         &self,
         host: &Endpoint,
         shard: ShardId,
@@ -244,7 +244,7 @@ async fn look_up(
         tries += 1;
         let mut lease = host.control().await?;
         match lease
-            .run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&shards], Prepare::Once)
+            .run::<Vec<SqlRow>>(ShardStatement::alone(&sql), &[&shards], Prepare::Once)
             .await
         {
             Ok(rows) => return rows.iter().map(read).collect(),
@@ -287,7 +287,7 @@ async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookU
     };
     let sql = Sql::new(text);
     let ran: Result<Vec<SqlRow>, _> = lease
-        .run(Rendered::alone(&sql), params, Prepare::Once)
+        .run(ShardStatement::alone(&sql), params, Prepare::Once)
         .await;
     let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
     lease.commit().await.map_err(LookUpError::Statement)?;

@@ -35,7 +35,7 @@ impl Peers {
 
     /// Asks one host what it has recorded of all hosts. A host with an older control schema has
     /// recorded nothing.
-    pub(super) async fn ask(&self, client: &Client) {
+    pub(super) async fn read_records(&self, client: &Client) {
         let Ok(rows) = client.query_typed(RECORDS, &[]).await else {
             return;
         };

@@ -22,7 +22,7 @@ use super::host::Host;
 use super::lease::Lease;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
-use super::sql::{Rendered, Sql};
+use super::sql::{ShardStatement, Sql};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use super::statements::Prepare;
@@ -41,9 +41,9 @@ pub(crate) enum Ran {
 /// A connection that several statements share. Cheap to clone; goes back to its pool with the last
 /// clone.
 #[derive(Clone)]
-pub(crate) struct PipelinedConnection(Arc<Shared>);
+pub(crate) struct PipelinedConnection(Arc<SharedConnection>);
 
-struct Shared {
+struct SharedConnection {
     router: Router,
     host: Arc<Host>,
     lease: Option<Lease>,
@@ -96,7 +96,7 @@ impl Router {
             return Ok(None);
         }
         let connection = self.pipelined_connection(shard).await?;
-        let rendered = Rendered::new(sql, self.prefix(), shard);
+        let rendered = ShardStatement::new(sql, self.prefix(), shard);
         connection.0.awaited.fetch_add(1, Ordering::Relaxed);
         let types = connection.0.lease().session().prepare(rendered).await;
         connection.0.awaited.fetch_sub(1, Ordering::Relaxed);
@@ -112,7 +112,7 @@ impl Router {
 impl PipelinedConnection {
     fn new(router: &Router, host: Arc<Host>, mut lease: Lease) -> PipelinedConnection {
         lease.set_unsettled();
-        let shared = Shared {
+        let shared = SharedConnection {
             router: router.clone(),
             host,
             lease: Some(lease),
@@ -129,7 +129,7 @@ impl PipelinedConnection {
         self.0
             .lease()
             .session()
-            .has(Rendered::new(sql, self.0.router.prefix(), shard))
+            .has(ShardStatement::new(sql, self.0.router.prefix(), shard))
     }
 
     pub(crate) fn host(&self) -> &HostName {
@@ -146,7 +146,7 @@ impl PipelinedConnection {
     pub(crate) async fn prepare(&self, shard: ShardId, sql: &Sql) {
         let shared = &*self.0;
         if self.may_run(shard, sql) {
-            let rendered = Rendered::new(sql, shared.router.prefix(), shard);
+            let rendered = ShardStatement::new(sql, shared.router.prefix(), shard);
             shared.awaited.fetch_add(1, Ordering::Relaxed);
             let _ = shared.lease().session().prepare(rendered).await;
             shared.awaited.fetch_sub(1, Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl PipelinedConnection {
         }
         let began = Instant::now();
         shared.awaited.fetch_add(1, Ordering::Relaxed);
-        let rendered = Rendered::new(sql, shared.router.prefix(), shard);
+        let rendered = ShardStatement::new(sql, shared.router.prefix(), shard);
         let ran = shared
             .lease()
             .session()
@@ -281,7 +281,7 @@ fn is_other_type(error: &tokio_postgres::Error) -> bool {
     std::error::Error::source(error).is_some_and(|cause| cause.is::<OtherType>())
 }
 
-impl Shared {
+impl SharedConnection {
     fn lease(&self) -> &Lease {
         self.lease
             .as_ref()
@@ -289,7 +289,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedConnection {
     fn drop(&mut self) {
         if let Some(mut lease) = self.lease.take()
             && self.awaited.load(Ordering::Relaxed) == 0

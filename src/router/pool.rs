@@ -151,7 +151,11 @@ impl Pool {
     }
 
     /// A connection that can be used as it is, if one is idle.
-    pub(super) fn borrow_idle(self: &Arc<Self>, shard: ShardId, held_for: Use) -> Option<Borrowed> {
+    pub(super) fn borrow_idle(
+        self: &Arc<Self>,
+        shard: ShardId,
+        held_for: Use,
+    ) -> Option<BorrowedConnection> {
         let wish = self.wish(Some(shard), held_for);
         let grant = self.lock().ask_if_idle(self.number, wish)?;
         let slot = Slot::of(self, &grant);
@@ -160,7 +164,7 @@ impl Pool {
             .connection
             .filter(|session| !session.is_worn() && !session.is_dirty())?;
         session.is_favourite = grant.is_favourite;
-        Some(Borrowed { session, slot })
+        Some(BorrowedConnection { session, slot })
     }
 
     fn wish(&self, shard: Option<ShardId>, held_for: Use) -> Wish {
@@ -187,12 +191,12 @@ impl Pool {
         self: &Arc<Self>,
         shard: Option<ShardId>,
         held_for: Use,
-    ) -> Result<Borrowed, PoolError> {
+    ) -> Result<BorrowedConnection, PoolError> {
         // A caller that gets a connection that has died requests another, and does not wait for
         // longer because of that.
         let mut until = None;
         loop {
-            let (asked, receiver) = self.ask(self.wish(shard, held_for));
+            let (asked, receiver) = self.request_slot(self.wish(shard, held_for));
             let mut until = || *until.get_or_insert_with(|| Instant::now() + self.wait_max);
             let waiting = |ticket| Waiting {
                 pool: self,
@@ -224,7 +228,9 @@ impl Pool {
     ///
     /// # Cancel safety
     /// As [`Pool::get`].
-    pub(super) async fn get_if_free(self: &Arc<Self>) -> Option<Result<Borrowed, PoolError>> {
+    pub(super) async fn get_if_free(
+        self: &Arc<Self>,
+    ) -> Option<Result<BorrowedConnection, PoolError>> {
         loop {
             let wish = self.wish(None, Use::Longer);
             let grant = self.lock().ask_if_free(self.number, wish)?;
@@ -234,7 +240,7 @@ impl Pool {
         }
     }
 
-    fn ask(
+    fn request_slot(
         &self,
         wish: Wish,
     ) -> (
@@ -243,7 +249,7 @@ impl Pool {
     ) {
         let (tell, receiver) = oneshot::channel();
         let mut slots = self.lock();
-        let (asked, effects) = slots.ask(self.number, wish, || tell);
+        let (asked, effects) = slots.request_slot(self.number, wish, || tell);
         follow(slots, effects);
         (asked, receiver)
     }
@@ -253,17 +259,17 @@ impl Pool {
     async fn ready(
         self: &Arc<Self>,
         grant: Grant<Box<Session>>,
-    ) -> Option<Result<Borrowed, PoolError>> {
+    ) -> Option<Result<BorrowedConnection, PoolError>> {
         let mut slot = Slot::of(self, &grant);
         let Some(mut session) = grant.connection else {
             let opened = self.open(grant.slot).await;
             slot.ends_opening();
-            return Some(opened.map(|session| Borrowed { session, slot }));
+            return Some(opened.map(|session| BorrowedConnection { session, slot }));
         };
         match self.opener.checks(&session).await {
             true => {
                 session.is_favourite = grant.is_favourite;
-                Some(Ok(Borrowed { session, slot }))
+                Some(Ok(BorrowedConnection { session, slot }))
             }
             // The connection is closed before the slot is free.
             false => {
@@ -502,7 +508,7 @@ impl Drop for Waiting<'_> {
 
 /// A connection that is in use, and its slot. Unless the slot is given back, the connection is
 /// closed when this is dropped, and then the slot is free. The fields are dropped in this order.
-pub(super) struct Borrowed {
+pub(super) struct BorrowedConnection {
     pub(super) session: Box<Session>,
     pub(super) slot: Slot,
 }

@@ -23,7 +23,7 @@ use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::replica::Standby;
 use super::routing::Place;
-use super::sql::{Rendered, Sql, SqlText};
+use super::sql::{ShardStatement, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::standby_state::Why;
 use super::statement_error::StatementError;
@@ -322,7 +322,7 @@ impl Reads<'_> {
             }
             return Ok(Err(why));
         }
-        let rendered = Rendered::new(sql, self.shard.router().prefix(), self.shard.id());
+        let rendered = ShardStatement::new(sql, self.shard.router().prefix(), self.shard.id());
         let failed = match lease.run(rendered, params, Prepare::Once).await {
             Ok(answer) => return Ok(Ok((answer, lease))),
             Err(failed) => failed,

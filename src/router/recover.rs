@@ -82,7 +82,7 @@ impl<'r> Recovery<'r> {
         began: Instant,
     ) -> Result<bool, Error> {
         let _waiting = self.enter(&place.host)?;
-        let answered = self.ask(&place.host, signal).await?;
+        let answered = self.look_up(&place.host, signal).await?;
         Ok(
             judge(signal, &answered.lookup, began.elapsed(), place.epoch)
                 == Verdict::ApplicationError,
@@ -114,7 +114,7 @@ impl<'r> Recovery<'r> {
         place.host.metrics.move_signal(&place.host.name, signal);
         let mut closed = false;
         loop {
-            let answered = self.ask(&place.host, signal).await?;
+            let answered = self.look_up(&place.host, signal).await?;
             let verdict = self.verdict(signal, &answered, began.elapsed(), place.epoch);
             tracing::debug!(shard = %self.shard, host = %place.host.name, ?signal, ?verdict, "a statement met a move");
             if matches!(verdict, Verdict::Wait | Verdict::Expire)
@@ -139,7 +139,7 @@ impl<'r> Recovery<'r> {
                 }
                 Verdict::Retry { epoch } => {
                     self.learn(&place.host, epoch);
-                    return self.again(&place.host).await;
+                    return self.look_up_again(&place.host).await;
                 }
                 Verdict::Wait => {
                     self.wait(&place.host, "it is being moved from there")
@@ -156,7 +156,7 @@ impl<'r> Recovery<'r> {
                 }
                 Verdict::Ask { peer, epoch, token } => {
                     if self.chase(peer, epoch, token).await? {
-                        return self.again(&place.host).await;
+                        return self.look_up_again(&place.host).await;
                     }
                     self.wait(
                         &place.host,
@@ -231,7 +231,7 @@ impl<'r> Recovery<'r> {
                 }
             };
             let host = &*host;
-            let answered = self.ask(host, MoveSignal::Signpost).await?;
+            let answered = self.look_up(host, MoveSignal::Signpost).await?;
             match judge_peer(epoch, &answered.lookup) {
                 PeerVerdict::Here { epoch } => {
                     self.learn(host, epoch);
@@ -261,7 +261,7 @@ impl<'r> Recovery<'r> {
         Box::pin(async move {
             let hosts: Vec<Arc<Host>> = self.router.hosts.load().values().cloned().collect();
             let asked = hosts.iter().map(|host| async move {
-                let answered = self.ask(host, MoveSignal::Signpost).await.ok()?;
+                let answered = self.look_up(host, MoveSignal::Signpost).await.ok()?;
                 Some((host, judge_peer(epoch.next(), &answered.lookup)))
             });
             let mut latest: Option<(ShardEpoch, PeerSearch)> = None;
@@ -305,8 +305,11 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    async fn ask(&self, host: &Host, signal: MoveSignal) -> Result<LookUpResult, Error> {
-        let asked = host.ownership_lookups.ask(host, self.shard, signal).await;
+    async fn look_up(&self, host: &Host, signal: MoveSignal) -> Result<LookUpResult, Error> {
+        let asked = host
+            .ownership_lookups
+            .resolve(host, self.shard, signal)
+            .await;
         asked.map_err(|source| Error::LookUp {
             shard: self.shard,
             host: host.name.clone(),
@@ -354,7 +357,7 @@ impl<'r> Recovery<'r> {
 
     /// The first try after a lookup is at once. Further tries wait, because hosts and signposts
     /// contradict each other then.
-    async fn again(&mut self, host: &Host) -> Result<Next, Error> {
+    async fn look_up_again(&mut self, host: &Host) -> Result<Next, Error> {
         self.rounds += 1;
         self.router.retries.fetch_add(1, Ordering::Relaxed);
         host.metrics.retry(&host.name, self.reason);

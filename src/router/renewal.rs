@@ -32,7 +32,7 @@ impl Inner {
             return;
         }
         for host in self.hosts.load().values() {
-            let Some(now) = source.ask(host.name.as_str()) else {
+            let Some(now) = source.options_of(host.name.as_str()) else {
                 continue;
             };
             let before = renewed.last.insert(host.name.clone(), now.clone());

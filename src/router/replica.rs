@@ -32,7 +32,7 @@ use super::lease::Lease;
 use super::options::{HostOptions, Options};
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
-use super::sql::{Rendered, Sql};
+use super::sql::{ShardStatement, Sql};
 use super::standby_state::{StandbyState, Why};
 use super::statements::Prepare;
 use crate::map::HostName;
@@ -230,7 +230,7 @@ impl Replicas {
         if known.is_some_and(|shown| shown.is_enough(position, self.lag_max)) {
             return Ok(());
         }
-        let said = match tokio::time::timeout(ANSWER_MAX, ask(lease, STANDBY)).await {
+        let said = match tokio::time::timeout(ANSWER_MAX, read_position(lease, STANDBY)).await {
             Ok(Ok(said)) => said,
             Ok(Err(_)) | Err(_) => return Err(Why::Failed),
         };
@@ -436,7 +436,7 @@ async fn answer(host: &Endpoint, text: &'static str) -> Result<Option<(String, u
             tries += 1;
             let mut lease = host.control().await?;
             match lease
-                .run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once)
+                .run::<Vec<SqlRow>>(ShardStatement::alone(&sql), &[], Prepare::Once)
                 .await
             {
                 Ok(rows) => return read(&rows),
@@ -461,9 +461,14 @@ async fn answer(host: &Endpoint, text: &'static str) -> Result<Option<(String, u
 }
 
 /// Does the same on the connection that a read will run on.
-async fn ask(lease: &mut Lease, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
+async fn read_position(
+    lease: &mut Lease,
+    text: &'static str,
+) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
-    let rows: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), &[], Prepare::Once).await;
+    let rows: Result<Vec<SqlRow>, _> = lease
+        .run(ShardStatement::alone(&sql), &[], Prepare::Once)
+        .await;
     read(&rows.map_err(|failed| LookUpError::Statement(failed.error))?)
 }
 

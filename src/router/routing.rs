@@ -176,7 +176,7 @@ impl Inner {
         if unknown.contains_key(name) {
             return None;
         }
-        let Some(options) = source.ask(name) else {
+        let Some(options) = source.options_of(name) else {
             unknown.insert(name.to_owned(), Instant::now());
             return None;
         };

@@ -23,7 +23,7 @@ use super::queries::{Misfit, query_methods};
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
 use super::session::CommitOrRollback;
-use super::sql::{Rendered, Sql, SqlText};
+use super::sql::{ShardStatement, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use super::statement_error::StatementError;
@@ -515,8 +515,10 @@ impl Transaction {
         } = &*self.0;
         let shard = *shard;
         let rendered = match named {
-            TableNaming::InFull => Rendered::new(sql, router.prefix(), shard),
-            TableNaming::BySearchPath => Rendered::by_search_path(sql, router.prefix(), shard),
+            TableNaming::InFull => ShardStatement::new(sql, router.prefix(), shard),
+            TableNaming::BySearchPath => {
+                ShardStatement::by_search_path(sql, router.prefix(), shard)
+            }
         };
         let Some(lease) = &mut state.lease else {
             return Err(Error::TransactionEnded { shard });

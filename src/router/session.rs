@@ -18,7 +18,7 @@ use super::cancel_limits::CancelLimits;
 use super::circuit::Circuit;
 use super::cleaning::{CLEAN, CLEAN_AND_COMMIT, COMMIT, ROLLBACK_AND_CLEAN};
 use super::options::Recycle;
-use super::sql::Rendered;
+use super::sql::ShardStatement;
 use super::stale::MoveSignal;
 use super::standby_state::StandbyState;
 use super::statement_class::StatementClass;
@@ -140,7 +140,7 @@ impl Session {
     /// lease itself whether answers are awaited.
     pub(super) async fn run<A: Answer>(
         &self,
-        statement: Rendered<'_>,
+        statement: ShardStatement<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
         in_transaction: bool,
@@ -258,14 +258,14 @@ impl Session {
     async fn run_named<A: Answer>(
         &self,
         statements: &NamedStatements,
-        sql: Rendered<'_>,
+        sql: ShardStatement<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, StatementError> {
         let look = match prepare {
             Prepare::Once => {
                 let mut kept = lock(&statements.kept);
-                let look = kept.look(sql);
+                let look = kept.find_statement(sql);
                 kept.record(&look, self.is_favourite, &statements.room);
                 look
             }
@@ -309,7 +309,7 @@ impl Session {
     async fn keep(
         &self,
         statements: &NamedStatements,
-        sql: Rendered<'_>,
+        sql: ShardStatement<'_>,
     ) -> Result<Statement, StatementError> {
         let prepared = self.connection.prepare(&sql.text()).await;
         let prepared = prepared.map_err(|error| StatementError {
@@ -327,7 +327,7 @@ impl Session {
     /// statements have no names.
     pub(super) async fn prepare(
         &self,
-        sql: Rendered<'_>,
+        sql: ShardStatement<'_>,
     ) -> Result<Option<Vec<Type>>, StatementError> {
         match &self.statements {
             SessionStatements::Named(statements) => {
@@ -349,7 +349,7 @@ impl Session {
     }
 
     /// Whether this statement is prepared on the connection.
-    pub(super) fn has(&self, sql: Rendered<'_>) -> bool {
+    pub(super) fn has(&self, sql: ShardStatement<'_>) -> bool {
         match &self.statements {
             SessionStatements::Named(statements) => lock(&statements.kept).contains(sql),
             SessionStatements::Unnamed(_) => false,

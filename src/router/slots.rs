@@ -10,7 +10,7 @@
 //!
 //! Where the prepared statements of a connection are too few for all shards, a call prefers its
 //! favourite: the connection that has already prepared its statement. It waits for it while that
-//! connection and nearly all others are busy ([`Slots::ask`]). The caller of this module bounds
+//! connection and nearly all others are busy ([`Slots::request_slot`]). The caller of this module bounds
 //! that wait ([`Slots::accept_any`]).
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to
@@ -142,7 +142,7 @@ impl<C, W> Slots<C, W> {
     }
 
     /// Requests a slot. If the call must wait, the result of `tell` is used to wake it.
-    pub(super) fn ask(
+    pub(super) fn request_slot(
         &mut self,
         pool: usize,
         wish: Wish,
@@ -443,7 +443,7 @@ mod tests {
         let (first, second) = (slots.add(4, 9), slots.add(4, 9));
         for connection in 0..4 {
             let pool = if connection < 2 { first } else { second };
-            let grant = granted(slots.ask(pool, ANY, || 0).0);
+            let grant = granted(slots.request_slot(pool, ANY, || 0).0);
             assert_eq!(
                 grant,
                 Grant {
@@ -453,7 +453,7 @@ mod tests {
                 }
             );
         }
-        let waits = ticket(slots.ask(first, ANY, || 7).0);
+        let waits = ticket(slots.request_slot(first, ANY, || 7).0);
         // The other pool has one to spare for now, and will want it again.
         let effects = slots.give_back(second, 0, Some(2));
         assert!(effects.grants.is_empty() && effects.closed.is_empty());
@@ -471,7 +471,7 @@ mod tests {
         );
         assert!(!slots.cancel(first, waits), "it was granted");
         // A call that waits for long takes it all the same.
-        let waits = ticket(slots.ask(first, ANY, || 8).0);
+        let waits = ticket(slots.request_slot(first, ANY, || 8).0);
         let effects = slots.escalate(first, waits);
         assert_eq!(
             (effects.grants, effects.closed),
@@ -497,8 +497,8 @@ mod tests {
         );
         // The second pool is below its share, so it gets the next connection that the first
         // returns, although a call waits there.
-        ticket(slots.ask(first, ANY, || 9).0);
-        ticket(slots.ask(second, ANY, || 10).0);
+        ticket(slots.request_slot(first, ANY, || 9).0);
+        ticket(slots.request_slot(second, ANY, || 10).0);
         let effects = slots.give_back(first, 0, Some(0));
         assert_eq!(
             (effects.grants, effects.closed),
@@ -521,10 +521,10 @@ mod tests {
         let mut slots = Slots::<u32, u32>::new(16);
         let pool = slots.add(16, 99);
         let opening: Vec<_> = (0..OPENING_MAX)
-            .map(|_| granted(slots.ask(pool, ANY, || 0).0))
+            .map(|_| granted(slots.request_slot(pool, ANY, || 0).0))
             .collect();
-        ticket(slots.ask(pool, ANY, || 1).0);
-        ticket(slots.ask(pool, ANY, || 2).0);
+        ticket(slots.request_slot(pool, ANY, || 1).0);
+        ticket(slots.request_slot(pool, ANY, || 2).0);
         // The first connection is there, so another may be opened; once it is given back, it serves
         // the next.
         let effects = slots.opened(pool);
@@ -548,8 +548,8 @@ mod tests {
     fn a_pool_without_connections_takes_an_idle_one_at_once() {
         let mut slots = Slots::<u32, u32>::new(1);
         let (first, second) = (slots.add(4, 9), slots.add(4, 9));
-        let held = granted(slots.ask(first, ANY, || 0).0);
-        ticket(slots.ask(second, ANY, || 5).0);
+        let held = granted(slots.request_slot(first, ANY, || 0).0);
+        ticket(slots.request_slot(second, ANY, || 5).0);
         assert!(slots.is_limited(second));
         let effects = slots.give_back(first, held.slot, Some(1));
         assert_eq!(
@@ -572,9 +572,12 @@ mod tests {
     fn a_pool_that_ends_keeps_nothing() {
         let mut slots = Slots::<u32, u32>::new(9);
         let pool = slots.add(1, 1);
-        let held = granted(slots.ask(pool, ANY, || 0).0);
-        ticket(slots.ask(pool, ANY, || 5).0);
-        assert!(matches!(slots.ask(pool, ANY, || 6).0, SlotAnswer::Full));
+        let held = granted(slots.request_slot(pool, ANY, || 0).0);
+        ticket(slots.request_slot(pool, ANY, || 5).0);
+        assert!(matches!(
+            slots.request_slot(pool, ANY, || 6).0,
+            SlotAnswer::Full
+        ));
         let (effects, dismissed) = slots.end(pool, Service::Retired);
         assert!(effects.closed.is_empty() && dismissed.is_empty());
         // A call that waits already gets what there is.
@@ -591,11 +594,11 @@ mod tests {
             )]
         );
         assert_eq!(slots.give_back(pool, 0, Some(1)).closed, [1]);
-        let held = granted(slots.ask(pool, ANY, || 0).0);
-        ticket(slots.ask(pool, ANY, || 8).0);
+        let held = granted(slots.request_slot(pool, ANY, || 0).0);
+        ticket(slots.request_slot(pool, ANY, || 8).0);
         assert_eq!(slots.end(pool, Service::Closed).1, [8]);
         assert!(
-            matches!(slots.ask(pool, ANY, || 0).0, SlotAnswer::Closed)
+            matches!(slots.request_slot(pool, ANY, || 0).0, SlotAnswer::Closed)
                 && slots.ask_if_free(pool, ANY).is_none()
         );
         assert_eq!(slots.give_back(pool, held.slot, Some(2)).closed, [2]);
@@ -613,7 +616,7 @@ mod tests {
         let mut slots = Slots::new(8);
         let pool = slots.add(8, 9);
         for connection in 0..8 {
-            let grant = granted(slots.ask(pool, ANY, || 0).0);
+            let grant = granted(slots.request_slot(pool, ANY, || 0).0);
             assert_eq!((grant.slot, grant.connection), (connection as usize, None));
             assert!(slots.opened(pool).grants.is_empty());
         }
@@ -640,7 +643,7 @@ mod tests {
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
         let [first, second, third, _] = [1, 2, 3, 4].map(|caller| {
             assert_eq!(slots.ask_if_idle(pool, statement(8)), None);
-            match slots.ask(pool, statement(8), || caller).0 {
+            match slots.request_slot(pool, statement(8), || caller).0 {
                 SlotAnswer::WaitsForFavourite(ticket) => ticket,
                 _ => panic!("{caller} does not wait for the favourite"),
             }
@@ -654,7 +657,7 @@ mod tests {
             }
         );
         // Four wait for it, so a fifth takes what there is.
-        let grant = granted(slots.ask(pool, statement(0), || 5).0);
+        let grant = granted(slots.request_slot(pool, statement(0), || 5).0);
         assert_eq!(
             grant,
             Grant {
@@ -705,7 +708,10 @@ mod tests {
         );
         // No call starts to wait for it.
         let _ = slots.give_back(pool, 2, Some(2));
-        assert_eq!(granted(slots.ask(pool, statement(0), || 6).0).slot, 2);
+        assert_eq!(
+            granted(slots.request_slot(pool, statement(0), || 6).0).slot,
+            2
+        );
     }
 
     #[test]
@@ -745,11 +751,11 @@ mod tests {
     fn who_wants_the_favourite_waits_in_turn() {
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
         assert!(matches!(
-            slots.ask(pool, statement(0), || 1).0,
+            slots.request_slot(pool, statement(0), || 1).0,
             SlotAnswer::WaitsForFavourite(_)
         ));
-        granted(slots.ask(pool, ANY, || 0).0);
-        ticket(slots.ask(pool, ANY, || 2).0);
+        granted(slots.request_slot(pool, ANY, || 0).0);
+        ticket(slots.request_slot(pool, ANY, || 2).0);
         let grants = slots.give_back(pool, 0, Some(0)).grants;
         assert_eq!(
             grants,
@@ -775,7 +781,7 @@ mod tests {
             )]
         );
         // Behind one that waits for any.
-        ticket(slots.ask(pool, ANY, || 3).0);
+        ticket(slots.request_slot(pool, ANY, || 3).0);
         slots.pools[pool].want(
             1,
             Waiter {
@@ -817,7 +823,7 @@ mod tests {
         let mut slots = Slots::<u32, u32>::new(2);
         let pool = slots.add(2, 9);
         for shard in [0, 1] {
-            granted(slots.ask(pool, statement(shard), || 0).0);
+            granted(slots.request_slot(pool, statement(shard), || 0).0);
         }
         let _ = slots.give_back(pool, 1, Some(1));
         slots.pools[pool].want(
@@ -955,7 +961,7 @@ mod tests {
         fn ask(&mut self, pool: usize, wish: Wish) {
             let caller = self.caller;
             self.caller += 1;
-            let (asked, effects) = self.slots.ask(pool, wish, || (pool, caller));
+            let (asked, effects) = self.slots.request_slot(pool, wish, || (pool, caller));
             self.follow(effects);
             match asked {
                 SlotAnswer::Granted(grant) => self.take(pool, grant),

@@ -20,13 +20,13 @@ use crate::shard::{SchemaPrefix, ShardId};
 /// texts.
 #[derive(Clone, Debug)]
 pub struct Sql {
-    parsed: Arc<Parsed>,
+    parsed: Arc<ParsedStatement>,
     /// The caller's word that it only reads.
     reading: bool,
 }
 
 #[derive(Debug)]
-struct Parsed {
+struct ParsedStatement {
     template: Template,
     class: StatementClass,
     may_change_session: bool,
@@ -39,7 +39,7 @@ struct Parsed {
 
 /// A statement for one shard. Its text is only put together where it is sent.
 #[derive(Clone, Copy)]
-pub(super) struct Rendered<'a> {
+pub(super) struct ShardStatement<'a> {
     sql: &'a Sql,
     tables: Tables<'a>,
 }
@@ -54,10 +54,14 @@ enum Tables<'a> {
     SearchPath(&'a SchemaPrefix, ShardId),
 }
 
-impl<'a> Rendered<'a> {
-    pub(super) fn new(sql: &'a Sql, prefix: &'a SchemaPrefix, shard: ShardId) -> Rendered<'a> {
+impl<'a> ShardStatement<'a> {
+    pub(super) fn new(
+        sql: &'a Sql,
+        prefix: &'a SchemaPrefix,
+        shard: ShardId,
+    ) -> ShardStatement<'a> {
         let names_shard = sql.parsed.template.names_shard();
-        Rendered {
+        ShardStatement {
             sql,
             tables: if names_shard {
                 Tables::Shard(prefix, shard)
@@ -68,8 +72,8 @@ impl<'a> Rendered<'a> {
     }
 
     /// A statement without a shard, such as the router's own questions.
-    pub(super) fn alone(sql: &'a Sql) -> Rendered<'a> {
-        Rendered {
+    pub(super) fn alone(sql: &'a Sql) -> ShardStatement<'a> {
+        ShardStatement {
             sql,
             tables: Tables::Named,
         }
@@ -80,8 +84,8 @@ impl<'a> Rendered<'a> {
         sql: &'a Sql,
         prefix: &'a SchemaPrefix,
         shard: ShardId,
-    ) -> Rendered<'a> {
-        Rendered {
+    ) -> ShardStatement<'a> {
+        ShardStatement {
             sql,
             tables: Tables::SearchPath(prefix, shard),
         }
@@ -150,7 +154,7 @@ impl Sql {
     /// [`Template`]).
     pub fn new(sql: &str) -> Sql {
         let class = StatementClass::of(sql);
-        let parsed = Parsed {
+        let parsed = ParsedStatement {
             template: Template::new(sql),
             class,
             may_change_session: session_effects::may_change_session(sql, class),

@@ -7,7 +7,7 @@
 //! If far more statements are in use than are kept, most of those that are prepared fall out before
 //! they are used again, and each has cost a round trip, a plan and the place of another. So while a
 //! full cache finds fewer than half of what it is asked for, the hand moves by one at every eighth
-//! miss only ([`StatementCache::look`]); at the other misses the statement is run without being
+//! miss only ([`StatementCache::find_statement`]); at the other misses the statement is run without being
 //! kept. What is used more often comes in all the same: a cache of which nothing is used is
 //! replaced after eight misses for each of its places.
 //!
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::sql::{Rendered, Sql};
+use super::sql::{ShardStatement, Sql};
 
 /// Whether a statement that was prepared earlier will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl<S: Clone> StatementCache<S> {
     }
 
     /// Looks for a statement that is to be run.
-    pub(super) fn look(&mut self, wanted: Rendered<'_>) -> Look<S> {
+    pub(super) fn find_statement(&mut self, wanted: ShardStatement<'_>) -> Look<S> {
         if self.asked == LOOKS {
             self.overrun = self.found < LOOKS / 2;
             (self.asked, self.found) = (0, 0);
@@ -189,21 +189,21 @@ impl<S: Clone> StatementCache<S> {
         }
     }
 
-    pub(super) fn get(&mut self, wanted: Rendered<'_>) -> Option<S> {
+    pub(super) fn get(&mut self, wanted: ShardStatement<'_>) -> Option<S> {
         let at = self.find(wanted)?;
         let entry = &mut self.entries[at];
         entry.used = true;
         entry.statement.clone()
     }
 
-    pub(super) fn contains(&self, wanted: Rendered<'_>) -> bool {
+    pub(super) fn contains(&self, wanted: ShardStatement<'_>) -> bool {
         self.find(wanted)
             .is_some_and(|at| self.entries[at].statement.is_some())
     }
 
     /// Keeps a statement. If the cache is full, it takes the place of one that was not used lately.
     /// It counts as used only from its next use on.
-    pub(super) fn put(&mut self, prepared: Rendered<'_>, statement: S) {
+    pub(super) fn put(&mut self, prepared: ShardStatement<'_>, statement: S) {
         if self.max == 0 {
             return;
         }
@@ -229,14 +229,14 @@ impl<S: Clone> StatementCache<S> {
     }
 
     /// Forgets a statement, so that it is prepared again when it is next run.
-    pub(super) fn forget(&mut self, outdated: Rendered<'_>) {
+    pub(super) fn forget(&mut self, outdated: ShardStatement<'_>) {
         if let Some(at) = self.find(outdated) {
             let entry = &mut self.entries[at];
             (entry.statement, entry.used) = (None, false);
         }
     }
 
-    fn find(&self, wanted: Rendered<'_>) -> Option<usize> {
+    fn find(&self, wanted: ShardStatement<'_>) -> Option<usize> {
         let at = *self.at.get(&wanted.key())?;
         let entry = &self.entries[at];
         (entry.shard == wanted.shard() && entry.sql.is_same_text(wanted.sql())).then_some(at)
@@ -279,7 +279,7 @@ mod tests {
             let mut cache = StatementCache::<u32>::new(max);
             let mut put = HashMap::new();
             for (number, (text, shard, step)) in (1_u32..).zip(steps) {
-                let rendered = Rendered::new(&texts[text], &prefix, ShardId::new(shard).unwrap());
+                let rendered = ShardStatement::new(&texts[text], &prefix, ShardId::new(shard).unwrap());
                 let key = rendered.text().into_owned();
                 match step {
                     0 | 1 => {
@@ -307,14 +307,14 @@ mod tests {
     #[test]
     fn an_overrun_cache_changes_slowly() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
-        let rendered = |number| Rendered::new(&sql, &prefix, ShardId::new(number).unwrap());
+        let rendered = |number| ShardStatement::new(&sql, &prefix, ShardId::new(number).unwrap());
         let mut cache = StatementCache::new(32);
         let mut random = fastrand::Rng::with_seed(7);
         let mut run = |numbers: std::ops::Range<u16>, calls: usize| {
             let (mut kept, mut prepared) = (0, 0);
             for _ in 0..calls {
                 let number = random.u16(numbers.clone());
-                match cache.look(rendered(number)) {
+                match cache.find_statement(rendered(number)) {
                     Look::Kept(found) => {
                         assert_eq!(found, number);
                         kept += 1;
@@ -337,7 +337,7 @@ mod tests {
         let (kept, prepared) = run(101..131, 1000);
         assert!(kept == 999 && prepared == 1, "{kept} {prepared}");
         let mut none = StatementCache::<u16>::new(0);
-        assert_eq!(none.look(rendered(1)), Look::Passing);
+        assert_eq!(none.find_statement(rendered(1)), Look::Passing);
     }
 
     /// Whether a favourite is needed, and worth a wait: not while there is room, not where most are
@@ -345,11 +345,11 @@ mod tests {
     #[test]
     fn a_favourite_is_worth_a_wait_where_statements_do_not_fit() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
-        let rendered = |number| Rendered::new(&sql, &prefix, ShardId::new(number).unwrap());
+        let rendered = |number| ShardStatement::new(&sql, &prefix, ShardId::new(number).unwrap());
         let said = |max, numbers: u16| {
             let (mut cache, room) = (StatementCache::new(max), Room::default());
             for call in 0..4 * u16::try_from(LOOKS_ELSEWHERE).unwrap() {
-                let look = cache.look(rendered(call % numbers));
+                let look = cache.find_statement(rendered(call % numbers));
                 cache.record(&look, false, &room);
                 if look == Look::ToKeep {
                     cache.put(rendered(call % numbers), call);
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn what_is_used_stays() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
-        let rendered = |number| Rendered::new(&sql, &prefix, ShardId::new(number).unwrap());
+        let rendered = |number| ShardStatement::new(&sql, &prefix, ShardId::new(number).unwrap());
         let mut cache = StatementCache::new(3);
         cache.put(rendered(0), 0);
         for number in 1..100 {
@@ -383,15 +383,21 @@ mod tests {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("SELECT 1"));
         let shard = |number| ShardId::new(number).unwrap();
         let mut cache = StatementCache::new(4);
-        cache.put(Rendered::new(&sql, &prefix, shard(1)), 7);
-        assert_eq!(cache.get(Rendered::new(&sql, &prefix, shard(2))), Some(7));
-        assert_eq!(cache.get(Rendered::alone(&sql)), Some(7));
+        cache.put(ShardStatement::new(&sql, &prefix, shard(1)), 7);
+        assert_eq!(
+            cache.get(ShardStatement::new(&sql, &prefix, shard(2))),
+            Some(7)
+        );
+        assert_eq!(cache.get(ShardStatement::alone(&sql)), Some(7));
         // By search_path it means other tables in each shard.
         assert_eq!(
-            cache.get(Rendered::by_search_path(&sql, &prefix, shard(2))),
+            cache.get(ShardStatement::by_search_path(&sql, &prefix, shard(2))),
             None
         );
         // The same text, read a second time, is the same statement.
-        assert_eq!(cache.get(Rendered::alone(&Sql::new("SELECT 1"))), Some(7));
+        assert_eq!(
+            cache.get(ShardStatement::alone(&Sql::new("SELECT 1"))),
+            Some(7)
+        );
     }
 }

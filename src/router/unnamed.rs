@@ -19,7 +19,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::answer::Answer;
 use super::cleaning::{CLEAN_AND_COMMIT, ROLLBACK_AND_CLEAN};
 use super::origin::is_lost;
-use super::sql::Rendered;
+use super::sql::ShardStatement;
 use super::stale::MoveSignal;
 use super::statement_error::StatementError;
 use super::statements::Prepare;
@@ -41,14 +41,14 @@ impl LearnedTypes {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn known(&self, statement: Rendered<'_>) -> Option<Box<[Type]>> {
+    fn known_types(&self, statement: ShardStatement<'_>) -> Option<Box<[Type]>> {
         self.with(|types| {
             let everywhere = types.get(statement.template()).cloned();
             everywhere.or_else(|| types.get(&*statement.text()).cloned())
         })
     }
 
-    fn remember(&self, statement: Rendered<'_>, found: &[Type]) {
+    fn remember(&self, statement: ShardStatement<'_>, found: &[Type]) {
         let everywhere = found
             .iter()
             .all(|found| Type::from_oid(found.oid()).is_some());
@@ -61,7 +61,7 @@ impl LearnedTypes {
     }
 
     /// The types of a statement's parameters if they are the same in every shard.
-    pub(super) fn everywhere(&self, statement: Rendered<'_>) -> Option<Box<[Type]>> {
+    pub(super) fn everywhere(&self, statement: ShardStatement<'_>) -> Option<Box<[Type]>> {
         if statement.is_by_search_path() {
             return None;
         }
@@ -70,7 +70,7 @@ impl LearnedTypes {
 
     /// Remembers the types of a statement that a session of our own has prepared, if they are the
     /// same in every shard.
-    pub(super) fn prepared(&self, statement: Rendered<'_>, found: &[Type]) {
+    pub(super) fn prepared(&self, statement: ShardStatement<'_>, found: &[Type]) {
         let everywhere = found
             .iter()
             .all(|found| Type::from_oid(found.oid()).is_some());
@@ -79,7 +79,7 @@ impl LearnedTypes {
         }
     }
 
-    fn forget(&self, statement: Rendered<'_>) {
+    fn forget(&self, statement: ShardStatement<'_>) {
         self.with(|types| {
             types.pop(statement.template());
             types.pop(&*statement.text());
@@ -90,7 +90,7 @@ impl LearnedTypes {
 pub(super) async fn run<A: Answer>(
     client: &Client,
     learned: &LearnedTypes,
-    statement: Rendered<'_>,
+    statement: ShardStatement<'_>,
     params: &[&(dyn ToSql + Sync)],
     prepare: Prepare,
     in_transaction: bool,
@@ -101,7 +101,7 @@ pub(super) async fn run<A: Answer>(
     let known = if params.is_empty() {
         Some(Box::default())
     } else {
-        learned.known(statement)
+        learned.known_types(statement)
     };
     let prepared_before = known.is_some() && !params.is_empty();
     let types = match known {
@@ -131,7 +131,7 @@ pub(super) async fn run<A: Answer>(
 pub(super) async fn run_typed<A: Answer>(
     client: &Client,
     learned: &LearnedTypes,
-    statement: Rendered<'_>,
+    statement: ShardStatement<'_>,
     params: &[&(dyn ToSql + Sync)],
     (types, prepared_before): (&[Type], bool),
 ) -> Result<A, StatementError> {
@@ -161,7 +161,7 @@ pub(super) async fn run_typed<A: Answer>(
 pub(super) async fn run_and_clean<A: Answer>(
     client: &Client,
     learned: &LearnedTypes,
-    statement: Rendered<'_>,
+    statement: ShardStatement<'_>,
     params: &[&(dyn ToSql + Sync)],
     prepare: Prepare,
 ) -> Result<A, StatementError> {

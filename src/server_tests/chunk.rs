@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::ShardId;
 use crate::mover::copy::ShardCopy;
 use crate::mover::copy::build::{Builds, built};
-use crate::mover::copy::chunk::{Copied, read_from};
+use crate::mover::copy::chunk::{CopiedChunk, read_from};
 use crate::mover::copy::chunks::load;
 use crate::mover::copy::cut::chunks;
 use crate::mover::copy::digest::{Digest, Hashing, digest};
@@ -125,7 +125,7 @@ fn slow(bytes: u64) -> Pace {
     }
 }
 
-async fn copy(pair: &Pair, work: &ShardCopy, pace: Pace) -> Result<Copied, Error> {
+async fn copy(pair: &Pair, work: &ShardCopy, pace: Pace) -> Result<CopiedChunk, Error> {
     let (mut ends, _) = copy_all(&pair.hosts, vec![work.clone()], &options(pair, pace)).await;
     ends.pop().unwrap().1
 }

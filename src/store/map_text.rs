@@ -90,7 +90,7 @@ pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTa
 }
 
 /// One item of a host's list, and its place.
-struct Placed<'t> {
+struct PlacedItem<'t> {
     host: &'t str,
     item: RangeItem,
     at: Range<usize>,
@@ -191,7 +191,7 @@ fn read_lists<'t>(
     shards: ShardCount,
     hosts: Option<&[&str]>,
     findings: &mut Findings<'_>,
-) -> (Vec<Placed<'t>>, bool) {
+) -> (Vec<PlacedItem<'t>>, bool) {
     let mut placed = Vec::new();
     let mut complete = true;
     for entry in placement.entries() {
@@ -219,7 +219,7 @@ fn read_lists<'t>(
         match parse_ranges(text, shards) {
             Ok(items) => placed.extend(items.into_iter().map(|item| {
                 let at = place.part(&item.at);
-                Placed { host, item, at }
+                PlacedItem { host, item, at }
             })),
             Err(errors) => {
                 complete = false;
@@ -242,7 +242,7 @@ fn read_lists<'t>(
 }
 
 /// One finding for each two items that share shards, at the later of them.
-fn report_overlaps(placed: &[Placed<'_>], shards: ShardCount, findings: &mut Findings<'_>) {
+fn report_overlaps(placed: &[PlacedItem<'_>], shards: ShardCount, findings: &mut Findings<'_>) {
     let mut owner: Vec<Option<usize>> = vec![None; usize::from(shards.get())];
     let mut twice: BTreeMap<(usize, usize), Vec<ShardId>> = BTreeMap::new();
     for (index, placed) in placed.iter().enumerate() {
@@ -287,7 +287,7 @@ fn report_overlaps(placed: &[Placed<'_>], shards: ShardCount, findings: &mut Fin
 }
 
 fn report_gaps(
-    placed: &[Placed<'_>],
+    placed: &[PlacedItem<'_>],
     shards: ShardCount,
     at: &Range<usize>,
     findings: &mut Findings<'_>,

@@ -75,7 +75,7 @@ use crate::map::HostName;
 use crate::router::Router;
 use crate::shard::{KeyKind, ShardCount};
 use prepared::Recipe;
-use servers::{Databases, Shared};
+use servers::{Databases, SharedServer};
 
 /// The `application_name` of our sessions.
 const NAME: &str = "pgshard testing";
@@ -186,14 +186,14 @@ impl ClusterBuilder {
         let started = tokio::task::spawn_blocking({
             let (recipe, options) = (recipe.clone(), self.server);
             move || match self.own_servers {
-                true => own(&recipe, self.major, options).map(Started::Own),
-                false => shared(&recipe, self.major, &options).map(Started::Shared),
+                true => own(&recipe, self.major, options).map(BlockingStart::Own),
+                false => shared(&recipe, self.major, &options).map(BlockingStart::Shared),
             }
         });
         let place = match started.await {
             Ok(started) => match started? {
-                Started::Own(servers) => Place::Own(servers),
-                Started::Shared(shared) => Place::Shared(shared.databases(&recipe).await?),
+                BlockingStart::Own(servers) => Place::Own(servers),
+                BlockingStart::Shared(shared) => Place::Shared(shared.databases(&recipe).await?),
             },
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -230,8 +230,8 @@ impl IntoFuture for ClusterBuilder {
 }
 
 /// What was started on a thread for blocking work.
-enum Started {
-    Shared(std::sync::Arc<Shared>),
+enum BlockingStart {
+    Shared(std::sync::Arc<SharedServer>),
     Own(dev::Cluster),
 }
 
@@ -243,9 +243,9 @@ fn shared(
     recipe: &Recipe,
     major: Option<u32>,
     options: &ServerOptions,
-) -> Result<std::sync::Arc<Shared>, Error> {
+) -> Result<std::sync::Arc<SharedServer>, Error> {
     let binaries = binaries(major)?;
-    Shared::of(&binaries, &recipe.data(&binaries)?, options)
+    SharedServer::of(&binaries, &recipe.data(&binaries)?, options)
 }
 
 fn own(recipe: &Recipe, major: Option<u32>, options: ServerOptions) -> Result<dev::Cluster, Error> {

@@ -19,23 +19,23 @@ struct Kind {
     data: PathBuf,
     options: ServerOptions,
     /// Held while it is started, so that tests that begin together start one.
-    server: Arc<Mutex<Option<Arc<Shared>>>>,
+    server: Arc<Mutex<Option<Arc<SharedServer>>>>,
 }
 
 /// A server that several tests use, each with databases of its own.
-pub(super) struct Shared {
+pub(super) struct SharedServer {
     servers: Cluster,
     /// How many tests have used it.
     tests: AtomicU64,
 }
 
-impl Shared {
+impl SharedServer {
     /// The server of this process. Blocks.
     pub(super) fn of(
         binaries: &Binaries,
         data: &Path,
         options: &ServerOptions,
-    ) -> Result<Arc<Shared>, Error> {
+    ) -> Result<Arc<SharedServer>, Error> {
         let place = {
             let mut kinds = lock(&SHARED);
             let known = kinds.iter();
@@ -61,7 +61,7 @@ impl Shared {
             return Ok(shared.clone());
         }
         let cluster = ClusterOptions::new(1, binaries.clone()).server(options.clone());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedServer {
             servers: Cluster::start(&cluster.copy_of(data.to_owned()))?,
             tests: AtomicU64::new(0),
         });
@@ -97,7 +97,7 @@ impl Shared {
 pub(super) struct Databases {
     number: u64,
     names: Vec<(HostName, String)>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
 }
 
 impl Databases {

@@ -68,7 +68,7 @@ impl Failure {
     }
 
     /// The same on one line.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn one_line(&self) -> String {
         self.chains()
             .map(|chain| chain.join(": "))
             .collect::<Vec<_>>()

@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::args::Global;
-use crate::output::{Format, Output, Said, line};
+use crate::output::{Format, JsonMessage, Output, line};
 
 /// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, selects what is logged; without them `-v` and
 /// `-q` do.
@@ -59,6 +59,6 @@ where
             Level::WARN => "warning",
             _ => "note",
         };
-        writeln!(writer, "{}", line(Said::new(level, &message)))
+        writeln!(writer, "{}", line(JsonMessage::new(level, &message)))
     }
 }

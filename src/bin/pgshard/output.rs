@@ -90,7 +90,7 @@ pub(crate) struct Versioned<T> {
 
 /// What is printed on stderr with `--json`.
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Said<'a> {
+pub(crate) struct JsonMessage<'a> {
     /// `error`, `warning`, `note` or `hint`.
     level: &'static str,
     message: &'a str,
@@ -102,9 +102,9 @@ pub(crate) struct Said<'a> {
     exit_code: Option<u8>,
 }
 
-impl<'a> Said<'a> {
-    pub(crate) fn new(level: &'static str, message: &'a str) -> Said<'a> {
-        Said {
+impl<'a> JsonMessage<'a> {
+    pub(crate) fn new(level: &'static str, message: &'a str) -> JsonMessage<'a> {
+        JsonMessage {
             level,
             message,
             causes: &[],
@@ -114,10 +114,10 @@ impl<'a> Said<'a> {
     }
 
     /// An error that ends no command, and what to do about it.
-    pub(crate) fn refusal(message: &'a str, remedy: Option<&'a str>) -> Said<'a> {
-        Said {
+    pub(crate) fn refusal(message: &'a str, remedy: Option<&'a str>) -> JsonMessage<'a> {
+        JsonMessage {
             remedy,
-            ..Said::new("error", message)
+            ..JsonMessage::new("error", message)
         }
     }
 }
@@ -296,7 +296,7 @@ impl Output {
         match self.format {
             _ if self.quiet => {}
             Format::Text => self.talk.line(printable(&text.to_string())),
-            Format::Json => self.say(Said::new("note", &text.to_string())),
+            Format::Json => self.say(JsonMessage::new("note", &text.to_string())),
         }
     }
 
@@ -308,19 +308,19 @@ impl Output {
                 "\n{HINT}hint:{HINT:#} {}",
                 self.wrapped(&text.to_string(), "hint: ".len(), "  ")
             )),
-            Format::Json => self.say(Said::new("hint", &text.to_string())),
+            Format::Json => self.say(JsonMessage::new("hint", &text.to_string())),
         }
     }
 
     /// An object on stderr.
-    fn say(&self, said: Said<'_>) {
+    fn say(&self, said: JsonMessage<'_>) {
         self.talk.line(printable(&line(said)));
     }
 
     /// Something that is off but does not stop the command.
     pub(crate) fn warning(&self, text: impl Display) {
         if self.format == Format::Json {
-            return self.say(Said::new("warning", &text.to_string()));
+            return self.say(JsonMessage::new("warning", &text.to_string()));
         }
         self.talk.line(format_args!(
             "{WARNING}warning:{WARNING:#} {}",
@@ -333,10 +333,10 @@ impl Output {
         let [error, causes @ ..] = chain else { return };
         if self.format == Format::Json {
             let (message, remedy) = with_remedy(error);
-            return self.say(Said {
+            return self.say(JsonMessage {
                 causes,
                 remedy,
-                ..Said::new("error", message)
+                ..JsonMessage::new("error", message)
             });
         }
         self.talk
@@ -353,9 +353,9 @@ impl Output {
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
         if self.format == Format::Json {
             let remedy = (!remedy.is_empty()).then_some(remedy);
-            return self.say(Said {
+            return self.say(JsonMessage {
                 remedy,
-                ..Said::new("error", &text.to_string())
+                ..JsonMessage::new("error", &text.to_string())
             });
         }
         self.talk.line(format_args!(
@@ -406,11 +406,11 @@ impl Output {
                 };
                 let (message, own) = with_remedy(error);
                 let (remedy, exit_code) = (own.or(failure.advice()), Some(failure.exit().code()));
-                self.say(Said {
+                self.say(JsonMessage {
                     causes,
                     remedy,
                     exit_code,
-                    ..Said::new("error", message)
+                    ..JsonMessage::new("error", message)
                 });
             }
             return failure.exit();
@@ -432,10 +432,10 @@ impl Output {
         self.talk.bars.clear().ok();
         if self.format == Format::Json {
             let exit_code = Some(Exit::Interrupted.code());
-            self.say(Said {
+            self.say(JsonMessage {
                 remedy: how_to_go_on,
                 exit_code,
-                ..Said::new("error", "interrupted")
+                ..JsonMessage::new("error", "interrupted")
             });
             return Exit::Interrupted;
         }
@@ -731,10 +731,10 @@ fn with_remedy(words: &str) -> (&str, Option<&str>) {
 pub(crate) fn refused(mistake: &str) {
     let exit_code = Some(Exit::Usage.code());
     let remedy = Some("`--help` says what the command takes");
-    let said = line(Said {
+    let said = line(JsonMessage {
         remedy,
         exit_code,
-        ..Said::new("error", mistake)
+        ..JsonMessage::new("error", mistake)
     });
     // If stderr cannot be written, the error cannot be reported.
     writeln!(io::stderr().lock(), "{said}").ok();

@@ -26,7 +26,7 @@ impl Ending {
     ///
     /// # Cancel safety
     /// May be dropped and called again: no signal is lost.
-    pub(crate) async fn asked(&mut self) {
+    pub(crate) async fn stop_requested(&mut self) {
         tokio::select! {
             _ = self.interrupts.recv() => {}
             _ = self.terminations.recv() => {}
@@ -40,7 +40,7 @@ impl Ending {
 /// May be dropped. What comes before it is called again is not heard.
 pub(crate) async fn asked_to_end() {
     match Ending::listen() {
-        Ok(mut ending) => ending.asked().await,
+        Ok(mut ending) => ending.stop_requested().await,
         Err(error) => {
             tracing::warn!(%error, "signals are not heard");
             std::future::pending().await

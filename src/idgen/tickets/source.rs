@@ -84,12 +84,12 @@ struct Inner {
     /// Which host is next.
     turn: AtomicUsize,
     ahead: Mutex<Ahead>,
-    series: Mutex<Known>,
+    series: Mutex<CommonFacts>,
 }
 
 /// What the hosts that have answered so far have in common.
 #[derive(Default)]
-struct Known {
+struct CommonFacts {
     series: Option<(Uuid, Layout)>,
     residues: BTreeMap<u32, HostName>,
 }
@@ -416,7 +416,10 @@ impl Inner {
         // A connection may have died while it was idle, so this tries once more on a new one. If
         // the first request was executed after all, its tickets are lost, not given twice.
         if let Some((connection, statement)) = session.open.take() {
-            match self.ask(&connection, &statement, host, count).await {
+            match self
+                .request_tickets(&connection, &statement, host, count)
+                .await
+            {
                 Ok(row) => return self.accept(&mut session, (connection, statement), host, &row),
                 Err(error @ Error::UsedUp { .. }) => {
                     session.open = Some((connection, statement));
@@ -426,7 +429,9 @@ impl Inner {
             }
         }
         let (connection, statement) = self.open(host).await?;
-        let row = self.ask(&connection, &statement, host, count).await?;
+        let row = self
+            .request_tickets(&connection, &statement, host, count)
+            .await?;
         self.accept(&mut session, (connection, statement), host, &row)
     }
 
@@ -454,7 +459,7 @@ impl Inner {
         Ok((connection, statement))
     }
 
-    async fn ask(
+    async fn request_tickets(
         &self,
         connection: &Connection,
         statement: &Statement,

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use super::case::Case;
 use crate::import::facts::DependentKind;
-use crate::import::obstacle::{Found, Kind};
+use crate::import::obstacle::{BlockingObject, Kind};
 
-pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     foreign_keys(case, found);
     inheritance(case, found);
     dependents(case, found);
@@ -16,7 +16,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     names(case, found);
 }
 
-fn foreign_keys(case: &Case<'_>, found: &mut Vec<Found>) {
+fn foreign_keys(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     for key in case.database.foreign_keys.iter().filter(|key| !key.by_name) {
         let object = case.database.column_names(key.table, &key.columns);
         let to = case.name(key.target);
@@ -31,10 +31,10 @@ fn foreign_keys(case: &Case<'_>, found: &mut Vec<Found>) {
                 } else {
                     format!("to {to}")
                 };
-                found.push(Found::new(Kind::ForeignKeyToStays, object, why));
+                found.push(BlockingObject::new(Kind::ForeignKeyToStays, object, why));
             }
             (false, true) if case.is_imported(key.target) => {
-                found.push(Found::new(
+                found.push(BlockingObject::new(
                     Kind::ForeignKeyFromStays,
                     object,
                     format!("to {to}"),
@@ -42,14 +42,18 @@ fn foreign_keys(case: &Case<'_>, found: &mut Vec<Found>) {
             }
             (true, true) if !case.is_imported(key.table) && case.is_imported(key.target) => {
                 let detail = format!("of a reference table, to {to}");
-                found.push(Found::new(Kind::ForeignKeyFromStays, object, detail));
+                found.push(BlockingObject::new(
+                    Kind::ForeignKeyFromStays,
+                    object,
+                    detail,
+                ));
             }
             _ => {}
         }
     }
 }
 
-fn inheritance(case: &Case<'_>, found: &mut Vec<Found>) {
+fn inheritance(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     for table in case.database.tables.values() {
         for parent in &table.inherits {
             let detail = format!("from {}", case.name(*parent));
@@ -58,12 +62,12 @@ fn inheritance(case: &Case<'_>, found: &mut Vec<Found>) {
                 (false, false) => continue,
                 _ => Kind::InheritanceAcross,
             };
-            found.push(Found::new(kind, case.name(table.oid), detail));
+            found.push(BlockingObject::new(kind, case.name(table.oid), detail));
         }
     }
 }
 
-fn dependents(case: &Case<'_>, found: &mut Vec<Found>) {
+fn dependents(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     for one in &case.database.dependents {
         let imported: Vec<u32> = one
             .tables
@@ -94,11 +98,11 @@ fn dependents(case: &Case<'_>, found: &mut Vec<Found>) {
             (DependentKind::View, None) => (Kind::View, String::new()),
             (DependentKind::MaterializedView, None) => (Kind::MaterializedView, String::new()),
         };
-        found.push(Found::new(kind, &one.name, detail));
+        found.push(BlockingObject::new(kind, &one.name, detail));
     }
 }
 
-fn triggers(case: &Case<'_>, found: &mut Vec<Found>) {
+fn triggers(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     // Often one function is called for every table.
     let mut by_function: BTreeMap<&str, (&str, Vec<String>)> = BTreeMap::new();
     for trigger in &case.database.triggers {
@@ -126,7 +130,7 @@ fn triggers(case: &Case<'_>, found: &mut Vec<Found>) {
         if !staying.is_empty() {
             detail.push_str(&format!("; it names {}", staying.join(", ")));
         }
-        found.push(Found::new(Kind::Trigger, function, detail));
+        found.push(BlockingObject::new(Kind::Trigger, function, detail));
     }
 }
 
@@ -140,7 +144,7 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-fn shared(case: &Case<'_>, found: &mut Vec<Found>) {
+fn shared(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     let names = |tables: &[u32]| {
         let imported = tables.iter().filter(|table| case.is_imported(**table));
         let names: Vec<String> = imported.map(|table| case.name(*table)).collect();
@@ -154,13 +158,17 @@ fn shared(case: &Case<'_>, found: &mut Vec<Found>) {
                 .map(|table| case.name(*table))
                 .collect();
             let detail = format!("used by {}", all.join(", "));
-            found.push(Found::new(Kind::SharedSequence, &sequence.name, detail));
+            found.push(BlockingObject::new(
+                Kind::SharedSequence,
+                &sequence.name,
+                detail,
+            ));
         }
     }
     for publication in &case.database.publications {
         let names = names(&publication.tables);
         if !names.is_empty() {
-            found.push(Found::new(
+            found.push(BlockingObject::new(
                 Kind::Publication,
                 &publication.name,
                 counted(&names),
@@ -173,13 +181,13 @@ fn shared(case: &Case<'_>, found: &mut Vec<Found>) {
         // The owner has to exist there in any case.
         if !names.is_empty() && home.is_none_or(|home| home.owner != role.name) {
             let detail = format!("on {}", counted(&names));
-            found.push(Found::new(Kind::Role, &role.name, detail));
+            found.push(BlockingObject::new(Kind::Role, &role.name, detail));
         }
     }
     for extension in &case.database.extensions {
         let names = names(&extension.tables);
         if !names.is_empty() {
-            found.push(Found::new(
+            found.push(BlockingObject::new(
                 Kind::Extension,
                 &extension.name,
                 format!("used by {}", counted(&names)),
@@ -196,7 +204,7 @@ fn counted(names: &[String]) -> String {
     }
 }
 
-fn names(case: &Case<'_>, found: &mut Vec<Found>) {
+fn names(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     let mut by_name: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for table in case.imported() {
         by_name.entry(&table.name).or_default().push(table.oid);
@@ -204,7 +212,7 @@ fn names(case: &Case<'_>, found: &mut Vec<Found>) {
     for (name, tables) in by_name {
         if tables.len() > 1 {
             let all: Vec<String> = tables.iter().map(|table| case.name(*table)).collect();
-            found.push(Found::new(Kind::NameClash, name, all.join(", ")));
+            found.push(BlockingObject::new(Kind::NameClash, name, all.join(", ")));
         }
     }
 }

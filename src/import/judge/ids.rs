@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use super::case::Case;
 use crate::import::facts::{Column, Table, Unique};
-use crate::import::obstacle::{Found, Kind};
+use crate::import::obstacle::{BlockingObject, Kind};
 use crate::pg::quote_ident;
 
-pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     let key = case.database.key;
     let mut ids: BTreeSet<(u32, i16)> = BTreeSet::new();
     for table in case.imported() {
@@ -37,14 +37,14 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
         let name = case.database.column_names(*table, &[*id]);
         if least < 0 {
             let detail = format!("the smallest is {least}");
-            found.push(Found::new(Kind::IdNegative, &name, detail));
+            found.push(BlockingObject::new(Kind::IdNegative, &name, detail));
         }
         if largest >= case.first_id {
             let detail = format!(
                 "the largest is {largest}, the first of a shard would be {}",
                 case.first_id
             );
-            found.push(Found::new(Kind::IdTooLarge, name, detail));
+            found.push(BlockingObject::new(Kind::IdTooLarge, name, detail));
         }
     }
     for foreign in &case.database.foreign_keys {
@@ -64,7 +64,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
             .database
             .column(table, column)
             .map_or_else(String::new, |column| column.type_.clone());
-        found.push(Found::new(Kind::IdInteger, name, type_));
+        found.push(BlockingObject::new(Kind::IdInteger, name, type_));
     }
 }
 
@@ -74,7 +74,7 @@ fn primary<'a>(case: &'a Case<'_>, table: &Table) -> Option<&'a Unique> {
 }
 
 /// A table without a primary key, with the unique index that can be made one.
-fn without_primary(case: &Case<'_>, table: &Table) -> Found {
+fn without_primary(case: &Case<'_>, table: &Table) -> BlockingObject {
     let uniques = case.database.uniques.iter();
     let mut fitting = uniques.filter(|unique| {
         let all_present = || {
@@ -84,7 +84,7 @@ fn without_primary(case: &Case<'_>, table: &Table) -> Found {
         };
         unique.table == table.oid && unique.fits_primary && all_present()
     });
-    let mut one = Found::new(Kind::NoPrimaryKey, case.name(table.oid), "");
+    let mut one = BlockingObject::new(Kind::NoPrimaryKey, case.name(table.oid), "");
     one.remedy = fitting.next().map(|unique| {
         let columns = unique.parts(case.database).join(", ");
         let using = if unique.constraint {
@@ -98,7 +98,12 @@ fn without_primary(case: &Case<'_>, table: &Table) -> Found {
 }
 
 /// Columns other than the ID that get numbers from a sequence, such as those of invoices.
-fn numbers(case: &Case<'_>, table: &Table, primary: Option<&Unique>, found: &mut Vec<Found>) {
+fn numbers(
+    case: &Case<'_>,
+    table: &Table,
+    primary: Option<&Unique>,
+    found: &mut Vec<BlockingObject>,
+) {
     let is_id = |column: &Column| match primary {
         Some(primary) => primary.columns.contains(&column.number),
         None => column.name == "id",
@@ -113,7 +118,7 @@ fn numbers(case: &Case<'_>, table: &Table, primary: Option<&Unique>, found: &mut
                 None => String::new(),
             };
             let name = case.database.column_names(table.oid, &[column.number]);
-            found.push(Found::new(Kind::SequenceNumber, name, detail));
+            found.push(BlockingObject::new(Kind::SequenceNumber, name, detail));
         }
     }
 }

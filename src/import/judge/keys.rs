@@ -6,16 +6,16 @@ use std::collections::BTreeSet;
 use super::case::Case;
 use crate::import::decide::{self, Decision, Decisions, Why};
 use crate::import::facts::{Database, ForeignKey, Sample};
-use crate::import::obstacle::{Found, Kind};
+use crate::import::obstacle::{BlockingObject, Kind};
 
-pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     for (table, decision) in case.decisions {
         of_table(case, *table, decision, found);
     }
     let imported = case.imported().count();
     if imported <= 1 && case.decisions.len() > 1 {
         let detail = format!("{} tables stay", case.decisions.len() - 1);
-        found.push(Found::new(
+        found.push(BlockingObject::new(
             Kind::OnlyKeyTable,
             case.name(case.database.key.table),
             detail,
@@ -35,12 +35,12 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
 /// As many names of tables are shown of a column that has them.
 const NAMES_MAX: usize = 6;
 
-fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<Found>) {
+fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<BlockingObject>) {
     let database = case.database;
     let keys = &database.foreign_keys;
     let is_chosen = database.chosen.by.contains_key(&table);
     let mut add = |kind, object: String, detail: String| {
-        found.push(Found::new(kind, object, detail));
+        found.push(BlockingObject::new(kind, object, detail));
     };
     match decision {
         Decision::Column(column) => {
@@ -213,7 +213,7 @@ fn key_column(database: &Database, decisions: &Decisions, table: u32) -> Option<
     }
 }
 
-fn agreement(case: &Case<'_>, key: &ForeignKey, found: &mut Vec<Found>) {
+fn agreement(case: &Case<'_>, key: &ForeignKey, found: &mut Vec<BlockingObject>) {
     let database = case.database;
     let name = database.column_names(key.table, &key.columns);
     let to = database.name(key.target);
@@ -226,12 +226,20 @@ fn agreement(case: &Case<'_>, key: &ForeignKey, found: &mut Vec<Found>) {
             } else {
                 format!("to {to}")
             };
-            found.push(Found::new(Kind::ForeignKeyUnverified, name, detail));
+            found.push(BlockingObject::new(
+                Kind::ForeignKeyUnverified,
+                name,
+                detail,
+            ));
         }
         Sample { differ: 0, .. } => {}
         sample => {
             let detail = format!("to {to}: {}", differing(sample));
-            found.push(Found::new(Kind::ForeignKeyAcrossKeys, name, detail));
+            found.push(BlockingObject::new(
+                Kind::ForeignKeyAcrossKeys,
+                name,
+                detail,
+            ));
         }
     }
 }

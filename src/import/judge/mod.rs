@@ -13,13 +13,17 @@ mod uniques;
 use self::case::Case;
 use super::decide::Decisions;
 use super::facts::Database;
-use super::obstacle::Found;
+use super::obstacle::BlockingObject;
 
 pub(crate) use keys::must_agree;
 pub(crate) use skew::shares;
 
 /// Everything that stands in the way, other than statements and what a move does not carry.
-pub(crate) fn judge(database: &Database, decisions: &Decisions, first_id: i64) -> Vec<Found> {
+pub(crate) fn judge(
+    database: &Database,
+    decisions: &Decisions,
+    first_id: i64,
+) -> Vec<BlockingObject> {
     let case = Case {
         database,
         decisions,

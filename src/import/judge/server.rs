@@ -2,12 +2,12 @@
 
 use super::case::Case;
 use crate::import::facts::VERSION_MIN;
-use crate::import::obstacle::{Found, Kind};
+use crate::import::obstacle::{BlockingObject, Kind};
 
-pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     let server = &case.database.server;
     let mut add = |kind, detail: String| {
-        found.push(Found::new(kind, &server.database, detail));
+        found.push(BlockingObject::new(kind, &server.database, detail));
     };
     if server.version < VERSION_MIN {
         add(
@@ -39,7 +39,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     let name = case.database.column_names(key.table, &[key.column]);
     if !(column.is_integer() || column.is_text() || column.type_ == "uuid") {
         let detail = format!("it is {}", column.type_);
-        found.push(Found::new(Kind::KeyType, &name, detail));
+        found.push(BlockingObject::new(Kind::KeyType, &name, detail));
     }
     let is_unique = case.database.uniques.iter().any(|unique| {
         unique.table == key.table
@@ -48,7 +48,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
             && !unique.exclusion
     });
     if !is_unique {
-        found.push(Found::new(Kind::KeyNotUnique, name, ""));
+        found.push(BlockingObject::new(Kind::KeyNotUnique, name, ""));
     }
 }
 

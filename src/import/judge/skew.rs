@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::case::Case;
 use crate::import::decide::{Decision, Decisions};
 use crate::import::facts::Database;
-use crate::import::obstacle::{Found, Kind};
+use crate::import::obstacle::{BlockingObject, Kind};
 
 /// From this share of the bytes on a key is named.
 const SHARE_MAX: f64 = 0.05;
@@ -23,7 +23,7 @@ pub(crate) struct Share {
     pub(crate) share: f64,
 }
 
-pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     let counted = key_columns(case.decisions).filter_map(|(table, _)| {
         let table = case.database.tables.get(&table)?;
         table.rows
@@ -34,7 +34,11 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
     for share in shares(case.database, case.decisions) {
         if share.share >= SHARE_MAX {
             let detail = format!("about {:.0} % of the bytes", share.share * 100.0);
-            found.push(Found::new(Kind::Skew, format!("key {}", share.key), detail));
+            found.push(BlockingObject::new(
+                Kind::Skew,
+                format!("key {}", share.key),
+                detail,
+            ));
         }
     }
 }

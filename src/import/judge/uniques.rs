@@ -3,9 +3,9 @@
 use super::case::Case;
 use crate::import::decide::Decision;
 use crate::import::facts::{Column, Table, Unique};
-use crate::import::obstacle::{Found, Kind};
+use crate::import::obstacle::{BlockingObject, Kind};
 
-pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
+pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     for unique in &case.database.uniques {
         let Some(table) = case.database.tables.get(&unique.table) else {
             continue;
@@ -44,7 +44,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<Found>) {
         } else {
             unique.name.clone()
         };
-        found.push(Found::new(kind, object, detail));
+        found.push(BlockingObject::new(kind, object, detail));
     }
 }
 

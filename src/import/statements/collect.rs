@@ -10,7 +10,7 @@ const FORMS_MAX: usize = 50_000;
 
 /// Statements by their form.
 #[derive(Debug, Default)]
-pub(super) struct Collected {
+pub(super) struct StatementForms {
     pub(super) forms: HashMap<String, Tally>,
     pub(super) calls: u64,
     pub(super) time_ms: f64,
@@ -25,7 +25,7 @@ pub(super) struct Tally {
     pub(super) time_ms: f64,
 }
 
-impl Collected {
+impl StatementForms {
     pub(super) fn add(&mut self, text: &str, calls: u64, time_ms: f64) {
         let form = form::of(text);
         if form.is_empty() {
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn forms_are_kept_up_to_a_bound() {
-        let mut collected = Collected::default();
+        let mut collected = StatementForms::default();
         for number in 0..FORMS_MAX + 10 {
             collected.add(&format!("SELECT a{number} FROM t"), 1, 0.0);
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::collect::Collected;
+use super::collect::StatementForms;
 use super::csv;
 
 /// The most bytes of a line, and of a statement. What is longer is cut.
@@ -39,12 +39,12 @@ struct JsonRecord {
 ///
 /// # Errors
 /// When the file cannot be read.
-pub(super) fn read(path: &Path) -> io::Result<Collected> {
+pub(super) fn read(path: &Path) -> io::Result<StatementForms> {
     read_from(BufReader::with_capacity(1 << 20, File::open(path)?))
 }
 
-fn read_from(mut file: impl BufRead) -> io::Result<Collected> {
-    let mut collected = Collected::default();
+fn read_from(mut file: impl BufRead) -> io::Result<StatementForms> {
+    let mut collected = StatementForms::default();
     let mut format = None;
     // A record that is not complete yet.
     let mut open = String::new();
@@ -138,7 +138,7 @@ impl Entry {
         }
     }
 
-    fn add_to(self, collected: &mut Collected) {
+    fn add_to(self, collected: &mut StatementForms) {
         if !self.text.is_empty() {
             collected.add(&self.text, self.calls, self.time_ms);
         }

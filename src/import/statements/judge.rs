@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::class::StatementClass;
 use super::form;
-use super::parse::{self, Compared, Level};
+use super::parse::{self, ComparedColumn, Level};
 use crate::import::decide::{Decision, Decisions};
 use crate::import::facts::Database;
 
@@ -133,7 +133,7 @@ impl<'a> Judge<'a> {
             Err(_) if !form::hides(text) && !self.names_imported(text) => return other,
             Err(error) => return unreadable(error),
         };
-        let mut judged = Judged::default();
+        let mut judged = StatementNames::default();
         for level in &levels {
             self.level(level, &mut judged);
         }
@@ -171,7 +171,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    fn level(&self, level: &Level, judged: &mut Judged) {
+    fn level(&self, level: &Level, judged: &mut StatementNames) {
         let mut tables: Vec<(&str, u32)> = Vec::new();
         for name in &level.tables {
             let Some(table) = self.find(name.schema.as_deref(), &name.table) else {
@@ -216,8 +216,8 @@ impl<'a> Judge<'a> {
     }
 
     /// What one alternative names.
-    fn naming(&self, tables: &[(&str, u32)], compared: &[Compared]) -> Naming {
-        let named = |one: &Compared| {
+    fn naming(&self, tables: &[(&str, u32)], compared: &[ComparedColumn]) -> Naming {
+        let named = |one: &ComparedColumn| {
             let fits = |(alias, table): &&(&str, u32)| match &one.alias {
                 Some(wanted) => wanted == alias,
                 None => self
@@ -280,7 +280,7 @@ enum Naming {
 
 /// What the levels of a statement name.
 #[derive(Debug, Default)]
-struct Judged {
+struct StatementNames {
     imported: BTreeSet<u32>,
     staying: BTreeSet<u32>,
     by_key: bool,

@@ -20,11 +20,11 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 pub use self::class::StatementClass;
-use self::collect::Collected;
+use self::collect::StatementForms;
 use super::decide::Decisions;
 use super::error::Error;
 use super::facts::Database;
-use super::obstacle::{Found, Kind};
+use super::obstacle::{BlockingObject, Kind};
 
 /// Where statements come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -90,12 +90,12 @@ const LISTED_MAX: usize = 200;
 const SHOWN_MAX: usize = 1000;
 
 /// Reads the statements and judges them. `Ok(Err(…))` is why they are not known.
-pub(super) async fn look(
+pub(super) async fn read_and_judge(
     client: &Client,
     database: &Database,
     decisions: &Decisions,
     file: Option<&Path>,
-) -> Result<Result<(StatementReport, Vec<Found>), String>, Error> {
+) -> Result<Result<(StatementReport, Vec<BlockingObject>), String>, Error> {
     let (source, collected) = match file {
         Some(path) => {
             let collected = file::read(path).map_err(|source| Error::Statements {
@@ -115,10 +115,10 @@ pub(super) async fn look(
 /// The report, and what of it stands in the way.
 fn report(
     source: StatementSource,
-    collected: &Collected,
+    collected: &StatementForms,
     database: &Database,
     decisions: &Decisions,
-) -> (StatementReport, Vec<Found>) {
+) -> (StatementReport, Vec<BlockingObject>) {
     let judge = judge::Judge::new(database, decisions);
     let by_time = collected.time_ms > 0.0;
     let whole = if by_time {
@@ -174,12 +174,12 @@ fn report(
             .then_with(|| a.statement.cmp(&b.statement))
     });
     listed.truncate(LISTED_MAX);
-    let mut found: Vec<Found> = shares
+    let mut found: Vec<BlockingObject> = shares
         .iter()
         .filter_map(|one| obstacle(one, by_time))
         .collect();
     if with_schema.0 > 0 {
-        found.push(Found::new(
+        found.push(BlockingObject::new(
             Kind::StatementsWithSchema,
             forms(with_schema.0),
             format!("such as {}", with_schema.2),
@@ -197,7 +197,7 @@ fn report(
     (report, found)
 }
 
-fn obstacle(share: &ClassShare, by_time: bool) -> Option<Found> {
+fn obstacle(share: &ClassShare, by_time: bool) -> Option<BlockingObject> {
     let kind = match share.class {
         StatementClass::Across => Kind::StatementsAcross,
         StatementClass::WithoutKey => Kind::StatementsWithoutKey,
@@ -207,7 +207,7 @@ fn obstacle(share: &ClassShare, by_time: bool) -> Option<Found> {
     };
     let measure = if by_time { "time" } else { "calls" };
     let detail = format!("{:.1} % of the {measure}", share.share * 100.0);
-    Some(Found::new(kind, forms(share.forms), detail))
+    Some(BlockingObject::new(kind, forms(share.forms), detail))
 }
 
 fn forms(count: u64) -> String {

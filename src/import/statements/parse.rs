@@ -23,7 +23,7 @@ pub(super) struct Name {
 
 /// A column that a statement compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Compared {
+pub(super) struct ComparedColumn {
     /// The alias of the table, if the column is qualified.
     pub(super) alias: Option<String>,
     pub(super) column: String,
@@ -38,7 +38,7 @@ pub(super) struct Level {
     pub(super) tables: Vec<Name>,
     /// The columns of which each row must have a given value: alternatives, each a list. A row of
     /// the level is found by at least one alternative.
-    pub(super) alternatives: Vec<Vec<Compared>>,
+    pub(super) alternatives: Vec<Vec<ComparedColumn>>,
     /// For an INSERT: its columns. Empty if it names none.
     pub(super) inserts: Option<Vec<String>>,
 }
@@ -207,7 +207,7 @@ fn of_insert(insert: &Insert) -> Option<Level> {
 }
 
 /// Adds the tables of a FROM, and what its joins compare.
-fn from(tables: &[TableWithJoins], names: &mut Vec<Name>, all: &mut Vec<Vec<Compared>>) {
+fn from(tables: &[TableWithJoins], names: &mut Vec<Name>, all: &mut Vec<Vec<ComparedColumn>>) {
     for one in tables {
         names.extend(table(&one.relation));
         if let TableFactor::NestedJoin {
@@ -273,7 +273,7 @@ fn folded(ident: &sqlparser::ast::Ident) -> String {
 const ALTERNATIVES_MAX: usize = 32;
 
 /// What a condition requires: alternatives, of which each row fulfils one.
-fn conditions(condition: &Expr) -> Vec<Vec<Compared>> {
+fn conditions(condition: &Expr) -> Vec<Vec<ComparedColumn>> {
     match condition {
         Expr::Nested(inner) => conditions(inner),
         Expr::BinaryOp {
@@ -321,7 +321,10 @@ fn conditions(condition: &Expr) -> Vec<Vec<Compared>> {
     }
 }
 
-fn both(one: Vec<Vec<Compared>>, other: Vec<Vec<Compared>>) -> Vec<Vec<Compared>> {
+fn both(
+    one: Vec<Vec<ComparedColumn>>,
+    other: Vec<Vec<ComparedColumn>>,
+) -> Vec<Vec<ComparedColumn>> {
     if one.len().saturating_mul(other.len()) > ALTERNATIVES_MAX {
         // What either requires is required; the shorter list is kept.
         return if one.len() <= other.len() { one } else { other };
@@ -336,7 +339,7 @@ fn both(one: Vec<Vec<Compared>>, other: Vec<Vec<Compared>>) -> Vec<Vec<Compared>
 }
 
 /// The columns that an equation compares.
-fn compared(left: &Expr, right: &Expr) -> Vec<Compared> {
+fn compared(left: &Expr, right: &Expr) -> Vec<ComparedColumn> {
     // `(a, b) = ($1, $2)` is an equation for each.
     if let (Expr::Tuple(left), Expr::Tuple(right)) = (left, right) {
         let pairs = left.iter().zip(right);
@@ -346,11 +349,11 @@ fn compared(left: &Expr, right: &Expr) -> Vec<Compared> {
     }
     match (column(left, false), column(right, false)) {
         (Some(left), Some(right)) => vec![left, right],
-        (Some(one), None) => vec![Compared {
+        (Some(one), None) => vec![ComparedColumn {
             with_value: is_value(right),
             ..one
         }],
-        (None, Some(one)) => vec![Compared {
+        (None, Some(one)) => vec![ComparedColumn {
             with_value: is_value(left),
             ..one
         }],
@@ -369,9 +372,9 @@ fn is_value(expression: &Expr) -> bool {
     }
 }
 
-fn column(expression: &Expr, with_value: bool) -> Option<Compared> {
+fn column(expression: &Expr, with_value: bool) -> Option<ComparedColumn> {
     match expression {
-        Expr::Identifier(name) => Some(Compared {
+        Expr::Identifier(name) => Some(ComparedColumn {
             alias: None,
             column: folded(name),
             with_value,
@@ -379,7 +382,7 @@ fn column(expression: &Expr, with_value: bool) -> Option<Compared> {
         Expr::CompoundIdentifier(names) => {
             let column = names.last()?;
             let alias = names.len().checked_sub(2).and_then(|at| names.get(at));
-            Some(Compared {
+            Some(ComparedColumn {
                 alias: alias.map(folded),
                 column: folded(column),
                 with_value,

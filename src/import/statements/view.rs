@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use super::collect::Collected;
+use super::collect::StatementForms;
 use crate::import::error::Error;
 use crate::import::read;
 use crate::pg::quote_ident;
@@ -15,7 +15,7 @@ const STATEMENTS_MAX: u32 = 20_000;
 const OWN: &str = "%/* pgshard import assess */%";
 
 /// Reads the statements of the database; `Ok(Err(…))` is why they are not known.
-pub(super) async fn read(client: &Client) -> Result<Result<Collected, String>, Error> {
+pub(super) async fn read(client: &Client) -> Result<Result<StatementForms, String>, Error> {
     let failed = |source| Error::postgres("pg_stat_statements", source);
     let find = "SELECT n.nspname, EXISTS (
             SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
@@ -54,7 +54,7 @@ pub(super) async fn read(client: &Client) -> Result<Result<Collected, String>, E
         }
         Err(error) => return Err(failed(error)),
     };
-    let mut collected = Collected::default();
+    let mut collected = StatementForms::default();
     for row in rows {
         let [Some(text), calls, time] = row.as_slice() else {
             continue;

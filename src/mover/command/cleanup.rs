@@ -16,7 +16,9 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
-use crate::schema::catalog::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{
+    Fingerprint, OTHER_VERSION, RecordComparison, fingerprint,
+};
 use crate::shard::ShardId;
 
 use crate::mover::command::resume::lost_at;
@@ -149,7 +151,7 @@ async fn complete_shard(
         Err(error) => return Err(error),
     }
     let (shard, phase) = (entry.shard, Phase::Completed);
-    context.observer.tell(Event::Reached { shard, phase });
+    context.observer.notify(Event::Reached { shard, phase });
     Ok(())
 }
 
@@ -325,15 +327,15 @@ async fn may_be_dropped(
         let (recorded, is_fed) = old_copy::recorded_of(source, entry).await?;
         let compared = kept.compare(recorded.as_deref());
         let why = match compared {
-            Recorded::Same => return Ok(()),
+            RecordComparison::Same => return Ok(()),
             _ if fingerprint_at(target, &names.schema, is_fed).await? == Some(kept) => {
                 return Ok(());
             }
-            Recorded::Other => {
+            RecordComparison::Other => {
                 "is not what was copied: somebody altered it since, or while it was fenced"
                     .to_owned()
             }
-            Recorded::Unknown => format!("may not be what was copied: {OTHER_VERSION}"),
+            RecordComparison::Unknown => format!("may not be what was copied: {OTHER_VERSION}"),
         };
         return Err(not_now(format!(
             "{left} on host {} {why}. Compare its functions, types and grants with those of {} on \

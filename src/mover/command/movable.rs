@@ -20,9 +20,9 @@ pub(in crate::mover) async fn movable(
         let Some(first) = shards.first() else {
             continue;
         };
-        let found = look(context, &host, *first).await;
+        let found = refusals_of(context, &host, *first).await;
         for shard in &shards {
-            context.observer.tell(Event::Examined { shard: *shard });
+            context.observer.notify(Event::Examined { shard: *shard });
         }
         match found {
             Ok(refusals) => {
@@ -63,7 +63,11 @@ pub(in crate::mover) async fn movable(
     findings.sorted()
 }
 
-async fn look(context: &Context, host: &HostName, shard: ShardId) -> Result<Vec<Refusal>, Error> {
+async fn refusals_of(
+    context: &Context,
+    host: &HostName,
+    shard: ShardId,
+) -> Result<Vec<Refusal>, Error> {
     let session = context.hosts.open(host).await?.for_shard(shard);
     let mut refusals = facts::of_definition(
         &session,

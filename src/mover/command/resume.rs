@@ -11,7 +11,7 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::{Goal, Mode, Phase};
-use crate::mover::runner::assignment::{Assignment, Scope, Shared};
+use crate::mover::runner::assignment::{Assignment, GroupKey, Scope};
 use crate::mover::runner::leftovers::drop_shared_or_warn;
 use crate::mover::runner::work::work;
 use crate::shard::ShardId;
@@ -45,7 +45,7 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     let shared = rest
         .iter()
         .filter(|entry| entry.mode == Mode::Online)
-        .map(|entry| Shared::of(&Assignment::of(entry)));
+        .map(|entry| GroupKey::of(&Assignment::of(entry)));
     for shared in shared.collect::<BTreeSet<_>>() {
         drop_shared_or_warn(context, &shared).await;
     }

@@ -68,7 +68,7 @@ pub(in crate::mover) async fn rollback(
         }
     }
     if !parts.is_empty() {
-        context.observer.tell(Event::Started {
+        context.observer.notify(Event::Started {
             id,
             shards: parts.len(),
         });

@@ -215,7 +215,7 @@ impl Heartbeat {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(crate) async fn asked(&self) -> StopRequest {
+    pub(crate) async fn requested_stop(&self) -> StopRequest {
         let mut asked = self.asked.clone();
         match asked
             .wait_for(Option::is_some)
@@ -405,7 +405,7 @@ impl Beats {
                 }
             }
         }
-        self.lose(gone);
+        self.mark_lost(gone);
         self.judge_silence(host);
     }
 
@@ -417,10 +417,10 @@ impl Beats {
             (silent > most).then(|| (held.hold.shard, Loss::Silent(host.clone(), silent)))
         };
         let gone = self.held().iter().filter_map(silent).collect();
-        self.lose(gone);
+        self.mark_lost(gone);
     }
 
-    fn lose(&self, gone: BTreeMap<ShardId, Loss>) {
+    fn mark_lost(&self, gone: BTreeMap<ShardId, Loss>) {
         if gone.is_empty() {
             return;
         }

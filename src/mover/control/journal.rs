@@ -192,7 +192,7 @@ pub(crate) struct Hold {
 
 /// What a mover's session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Signed {
+pub(crate) enum SessionPurpose {
     /// For one shard's work.
     Shard,
     /// For all shards that come from one host together.
@@ -204,18 +204,18 @@ pub(crate) enum Signed {
 
 impl Hold {
     /// How the names of such sessions begin, under every lease.
-    pub(crate) fn signature(&self, signed: Signed) -> String {
+    pub(crate) fn signature(&self, signed: SessionPurpose) -> String {
         match signed {
-            Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
-            Signed::Group => format!("pgshard {}/all/", self.id),
-            Signed::Audit => format!("pgshard audit {}/{}", self.id, self.shard),
+            SessionPurpose::Shard => format!("pgshard {}/{}/", self.id, self.shard),
+            SessionPurpose::Group => format!("pgshard {}/all/", self.id),
+            SessionPurpose::Audit => format!("pgshard audit {}/{}", self.id, self.shard),
         }
     }
 
     /// The name of sessions under this lease, within the 63 bytes that PostgreSQL allows. A
     /// takeover ends the sessions that have another lease in their names.
-    pub(crate) fn session_name(&self, signed: Signed) -> String {
-        if signed == Signed::Audit {
+    pub(crate) fn session_name(&self, signed: SessionPurpose) -> String {
+        if signed == SessionPurpose::Audit {
             return self.signature(signed);
         }
         format!(
@@ -228,7 +228,7 @@ impl Hold {
 
 impl Session {
     /// Marks the session as this mover's, for the mover that takes over.
-    pub(crate) async fn sign(&self, hold: Hold, signed: Signed) -> Result<(), Error> {
+    pub(crate) async fn sign(&self, hold: Hold, signed: SessionPurpose) -> Result<(), Error> {
         let name = hold.session_name(signed);
         let sql = "SELECT set_config('application_name', $1, false)";
         self.execute("naming the session", sql, &[&name])

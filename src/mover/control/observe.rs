@@ -8,11 +8,11 @@ use uuid::Uuid;
 use crate::mover::control::journal::{Entry, Hold};
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::state::{Lease, Observed, Source, Target};
+use crate::mover::protocol::state::{Lease, ObservedState, Source, Target};
 
 /// An observation, and what the steps need in addition.
 pub(crate) struct Observation {
-    pub(crate) observed: Observed,
+    pub(crate) observed: ObservedState,
     pub(crate) entry: Entry,
     /// How long ago the source was fenced, by its own clock.
     pub(crate) fenced_for: Option<Duration>,
@@ -96,7 +96,7 @@ pub(crate) async fn observe(
     } else {
         Lease::Lost
     };
-    let observed = Observed {
+    let observed = ObservedState {
         mode: entry.mode,
         lease,
         phase: entry.phase,

@@ -20,7 +20,7 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::{COLUMNS, Entry, Hold, Signed};
+use crate::mover::control::journal::{COLUMNS, Entry, Hold, SessionPurpose};
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
@@ -296,7 +296,7 @@ impl Session {
                AND (split_part(application_name, '/', 2) = ANY ($2) AND \
                split_part(application_name, '/', 3) <> $3
                     OR split_part(application_name, '/', 3) = ANY ($4))";
-        let of_move = own.signature(Signed::Group);
+        let of_move = own.signature(SessionPurpose::Group);
         let of_move = of_move.strip_suffix("all/").unwrap_or(&of_move);
         let short = |lease: &Uuid| lease.simple().to_string().split_at(8).0.to_owned();
         let shards: Vec<String> = shards.iter().map(ToString::to_string).collect();

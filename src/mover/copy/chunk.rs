@@ -21,7 +21,7 @@ use crate::mover::preflight::table::TableShape;
 
 /// The size of a chunk once it is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copied {
+pub(crate) struct CopiedChunk {
     pub(crate) rows: u64,
     pub(crate) bytes: u64,
 }
@@ -45,7 +45,7 @@ pub(crate) async fn copy(
     options: &Options,
     throttle: &Throttle,
     mut copied: impl FnMut(u64),
-) -> Result<Option<Vec<Copied>>, Error> {
+) -> Result<Option<Vec<CopiedChunk>>, Error> {
     let what = "copying rows";
     let tables = chunks
         .iter()
@@ -69,7 +69,7 @@ pub(crate) async fn copy(
         let condition = chunk.range.condition(table.first_key_column());
         let (out, into) = statements(table, &work.source_schema, &work.target_schema, &condition);
         let (rows, bytes) = pipe((source, &out), (target, &into), throttle, &mut copied).await?;
-        sizes.push(Copied { rows, bytes });
+        sizes.push(CopiedChunk { rows, bytes });
     }
     source.batch(what, "ROLLBACK").await?;
     // What the snapshot has seen: a transaction that committed asynchronously, or was rolled back,
@@ -167,7 +167,7 @@ async fn keep(
     target: &Session,
     work: &ShardCopy,
     chunks: &[Chunk],
-    sizes: &[Copied],
+    sizes: &[CopiedChunk],
     snapshot: &Snapshot,
 ) -> Result<bool, Error> {
     let names: Vec<&str> = chunks.iter().map(|chunk| chunk.table.as_str()).collect();

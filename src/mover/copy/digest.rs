@@ -60,11 +60,11 @@ fn binary(table: &TableShape) -> String {
     let mut sent = Vec::new();
     let (mut forms, mut texts) = (Vec::new(), Vec::new());
     for column in &table.columns {
-        match Hashed::of(column) {
-            Hashed::Linked(link) if links.len() < LINKS_MAX => links.push((column, link)),
-            Hashed::Sent(function) => sent.push(format!("{function}({})", compared(column))),
-            Hashed::Linked(_) | Hashed::Form => forms.push(compared(column)),
-            Hashed::Text => texts.push(compared(column)),
+        match ColumnHash::of(column) {
+            ColumnHash::Linked(link) if links.len() < LINKS_MAX => links.push((column, link)),
+            ColumnHash::Sent(function) => sent.push(format!("{function}({})", compared(column))),
+            ColumnHash::Linked(_) | ColumnHash::Form => forms.push(compared(column)),
+            ColumnHash::Text => texts.push(compared(column)),
         }
     }
     if links.is_empty() {
@@ -89,7 +89,7 @@ fn binary(table: &TableShape) -> String {
 fn whole(columns: &[Column]) -> String {
     let (forms, texts): (Vec<_>, Vec<_>) = columns
         .iter()
-        .partition(|column| !matches!(Hashed::of(column), Hashed::Text));
+        .partition(|column| !matches!(ColumnHash::of(column), ColumnHash::Text));
     let mut forms: Vec<String> = forms.into_iter().map(compared).collect();
     if !texts.is_empty() {
         forms.push(format!(
@@ -108,7 +108,7 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
 }
 
 /// How a column takes part in [`binary`].
-enum Hashed {
+enum ColumnHash {
     /// By a function of its type that takes a seed.
     Linked(Link),
     /// By the bytes that this function sends, in a record.
@@ -119,24 +119,24 @@ enum Hashed {
     Text,
 }
 
-impl Hashed {
-    fn of(column: &Column) -> Hashed {
+impl ColumnHash {
+    fn of(column: &Column) -> ColumnHash {
         match column.type_oid {
-            BOOL => Hashed::Linked(Link::Bool),
-            INT2 => Hashed::Linked(Link::Int2),
-            INT4 => Hashed::Linked(Link::Int4),
-            INT8 => Hashed::Linked(Link::Int8),
-            TEXT | VARCHAR => Hashed::Linked(Link::Text),
-            UUID => Hashed::Linked(Link::Uuid),
-            JSONB => Hashed::Linked(Link::Jsonb),
-            FLOAT4 => Hashed::Sent("float4send"),
-            FLOAT8 => Hashed::Sent("float8send"),
-            DATE => Hashed::Sent("date_send"),
-            TIMESTAMP => Hashed::Sent("timestamp_send"),
-            TIMESTAMPTZ => Hashed::Sent("timestamptz_send"),
-            NUMERIC => Hashed::Sent("numeric_send"),
-            oid if column.is_binary() && !HOLDS_FLOATS.contains(&oid) => Hashed::Form,
-            _ => Hashed::Text,
+            BOOL => ColumnHash::Linked(Link::Bool),
+            INT2 => ColumnHash::Linked(Link::Int2),
+            INT4 => ColumnHash::Linked(Link::Int4),
+            INT8 => ColumnHash::Linked(Link::Int8),
+            TEXT | VARCHAR => ColumnHash::Linked(Link::Text),
+            UUID => ColumnHash::Linked(Link::Uuid),
+            JSONB => ColumnHash::Linked(Link::Jsonb),
+            FLOAT4 => ColumnHash::Sent("float4send"),
+            FLOAT8 => ColumnHash::Sent("float8send"),
+            DATE => ColumnHash::Sent("date_send"),
+            TIMESTAMP => ColumnHash::Sent("timestamp_send"),
+            TIMESTAMPTZ => ColumnHash::Sent("timestamptz_send"),
+            NUMERIC => ColumnHash::Sent("numeric_send"),
+            oid if column.is_binary() && !HOLDS_FLOATS.contains(&oid) => ColumnHash::Form,
+            _ => ColumnHash::Text,
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) enum Alteration {
 
 impl Alteration {
     /// For people.
-    pub(crate) fn words(self) -> &'static str {
+    pub(crate) fn describe(self) -> &'static str {
         match self {
             Alteration::Definition => {
                 "one of its tables, functions or grants was created, altered or dropped since the \

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::backoff::Backoff;
 use crate::mover::control::hosts::Hosts;
-use crate::mover::control::journal::Signed;
+use crate::mover::control::journal::SessionPurpose;
 use crate::mover::control::session::Session;
 use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::protocol::error::{Error, LOCKED_MAX};
@@ -23,7 +23,7 @@ use crate::mover::protocol::throttle::Throttle;
 use crate::shard::ShardId;
 
 use crate::mover::copy::build::{Builds, build};
-use crate::mover::copy::chunk::{Copied, copy};
+use crate::mover::copy::chunk::{CopiedChunk, copy};
 use crate::mover::copy::cut::{Chunk, chunks, cut};
 use crate::mover::copy::{Route, ShardCopy};
 
@@ -75,7 +75,7 @@ pub(crate) async fn copy_all(
     hosts: &Hosts,
     shards: Vec<ShardCopy>,
     how: &CopyOptions,
-) -> (Vec<(ShardId, Result<Copied, Error>)>, Option<Instant>) {
+) -> (Vec<(ShardId, Result<CopiedChunk, Error>)>, Option<Instant>) {
     let parts = shards.iter().map(|_| Progress::default()).collect();
     let tasks = (0..shards.len()).map(Task::Cut).collect();
     let desk = Mutex::new(Desk {
@@ -170,7 +170,7 @@ struct Bundle {
 #[derive(Default)]
 struct Progress {
     /// By table, how many chunks are missing, and what was copied. `None`: not cut yet.
-    tables: Option<BTreeMap<String, (usize, Copied)>>,
+    tables: Option<BTreeMap<String, (usize, CopiedChunk)>>,
     failed: Option<Error>,
 }
 
@@ -200,7 +200,7 @@ impl Drop for Busy<'_> {
 }
 
 impl Progress {
-    fn end(self, shard: ShardId) -> Result<Copied, Error> {
+    fn end(self, shard: ShardId) -> Result<CopiedChunk, Error> {
         if let Some(error) = self.failed {
             return Err(error);
         }
@@ -208,17 +208,17 @@ impl Progress {
         if tables.values().any(|(missing, _)| *missing > 0) {
             return Err(Error::Interrupted { shard });
         }
-        let add = |sum: Copied, (_, one): &(usize, Copied)| Copied {
+        let add = |sum: CopiedChunk, (_, one): &(usize, CopiedChunk)| CopiedChunk {
             rows: sum.rows + one.rows,
             bytes: sum.bytes + one.bytes,
         };
-        Ok(tables.values().fold(Copied { rows: 0, bytes: 0 }, add))
+        Ok(tables.values().fold(CopiedChunk { rows: 0, bytes: 0 }, add))
     }
 }
 
 impl All {
     /// What a shard has, or why it has not all.
-    fn end(&self, part: Progress, shard: ShardId) -> Result<Copied, Error> {
+    fn end(&self, part: Progress, shard: ShardId) -> Result<CopiedChunk, Error> {
         match (part.end(shard), &*self.full.borrow()) {
             (Err(Error::Interrupted { .. }), Some(message)) => Err(Error::TargetFull {
                 shard,
@@ -273,7 +273,7 @@ impl All {
     ) -> Result<(), Error> {
         let at = task.shard();
         let work = &self.shards[at];
-        let name = work.hold.session_name(Signed::Shard);
+        let name = work.hold.session_name(SessionPurpose::Shard);
         let (source, target) = match sessions.take() {
             Some((source, target)) => (
                 source.for_shard(work.shard()),
@@ -292,7 +292,7 @@ impl All {
                 self.how.throttle.go().await;
                 let throttle = &self.how.throttle;
                 let tell = |bytes| {
-                    self.how.observer.tell(Event::Copying {
+                    self.how.observer.notify(Event::Copying {
                         shard: work.shard(),
                         bytes,
                     })
@@ -321,7 +321,7 @@ impl All {
                             .map(|chunk| Task::Copy(at, vec![chunk.clone()]));
                         self.desk().tasks.extend(single);
                     }
-                    None => self.note(at, chunks, &[Copied { rows: 0, bytes: 0 }]),
+                    None => self.note(at, chunks, &[CopiedChunk { rows: 0, bytes: 0 }]),
                 }
             }
             Task::Build(_, tables) => {
@@ -339,7 +339,7 @@ impl All {
     /// Makes bundles of the missing chunks: those of small tables together, those of large ones
     /// each by itself.
     fn sort_out(&self, shard: usize, chunks: Vec<Chunk>) {
-        let mut tables: BTreeMap<String, (usize, Copied)> = BTreeMap::new();
+        let mut tables: BTreeMap<String, (usize, CopiedChunk)> = BTreeMap::new();
         let mut sizes: BTreeMap<String, u64> = BTreeMap::new();
         for chunk in &chunks {
             *sizes.entry(chunk.table.clone()).or_default() += chunk.estimate;
@@ -355,9 +355,9 @@ impl All {
         for chunk in chunks {
             let (missing, sum) = tables
                 .entry(chunk.table.clone())
-                .or_insert((0, Copied { rows: 0, bytes: 0 }));
+                .or_insert((0, CopiedChunk { rows: 0, bytes: 0 }));
             if let Some((rows, bytes)) = chunk.copied {
-                *sum = Copied {
+                *sum = CopiedChunk {
                     rows: sum.rows + rows,
                     bytes: sum.bytes + bytes,
                 };
@@ -386,7 +386,7 @@ impl All {
                 of_table,
             }
         };
-        let whole: Vec<(String, Copied)> = tables
+        let whole: Vec<(String, CopiedChunk)> = tables
             .iter()
             .filter(|(_, (missing, _))| *missing == 0)
             .map(|(table, (_, copied))| (table.clone(), *copied))
@@ -404,7 +404,7 @@ impl All {
     }
 
     /// What can be built now that all rows of these tables are there: each large table by itself.
-    fn ripe(&self, shard: usize, whole: Vec<(String, Copied)>) -> Vec<Task> {
+    fn ripe(&self, shard: usize, whole: Vec<(String, CopiedChunk)>) -> Vec<Task> {
         let Some(builds) = self.how.builds.get(&self.shards[shard].shard()) else {
             return Vec::new();
         };
@@ -413,15 +413,16 @@ impl All {
             .filter(|(table, _)| builds.contains_key(table));
         let (small, large): (Vec<_>, Vec<_>) =
             to_build.partition(|(_, copied)| copied.bytes < SMALL);
-        let names =
-            |tables: &[(String, Copied)]| tables.iter().map(|(table, _)| table.clone()).collect();
+        let names = |tables: &[(String, CopiedChunk)]| {
+            tables.iter().map(|(table, _)| table.clone()).collect()
+        };
         let bunches = large.chunks(1).chain(small.chunks(BUNDLE_MAX));
         bunches
             .map(|tables| Task::Build(shard, names(tables)))
             .collect()
     }
 
-    fn note(&self, shard: usize, chunks: &[Chunk], copied: &[Copied]) {
+    fn note(&self, shard: usize, chunks: &[Chunk], copied: &[CopiedChunk]) {
         let mut whole = Vec::new();
         {
             let mut desk = self.desk();
@@ -434,7 +435,7 @@ impl All {
                     continue;
                 };
                 *missing = missing.saturating_sub(1);
-                *sum = Copied {
+                *sum = CopiedChunk {
                     rows: sum.rows + one.rows,
                     bytes: sum.bytes + one.bytes,
                 };
@@ -446,9 +447,9 @@ impl All {
         for task in self.ripe(shard, whole.clone()) {
             self.desk().tasks.push_front(task);
         }
-        for (table, Copied { rows, bytes }) in whole {
+        for (table, CopiedChunk { rows, bytes }) in whole {
             let shard = self.shards[shard].shard();
-            self.how.observer.tell(Event::TableCopied {
+            self.how.observer.notify(Event::TableCopied {
                 shard,
                 table,
                 rows,

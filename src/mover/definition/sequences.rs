@@ -153,7 +153,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     /// How many values it can still hand out before its bound.
-    fn left(&self) -> i128 {
+    fn values_left(&self) -> i128 {
         let SequenceValue {
             last_value,
             is_called,
@@ -171,7 +171,7 @@ impl Sequence {
     /// How many values it can hand out until one is repeated or none is left.
     fn room(&self) -> i128 {
         if !self.cycles {
-            return self.left();
+            return self.values_left();
         }
         (i128::from(self.max) - i128::from(self.min)) / i128::from(self.increment).abs()
     }
@@ -190,7 +190,7 @@ impl Sequence {
             i128::from(self.value.last_value),
             i128::from(self.increment),
         );
-        let left = self.left();
+        let left = self.values_left();
         let last = match values {
             ..=0 => return self.value.clone(),
             _ if values > left => {
@@ -296,9 +296,9 @@ pub(crate) fn behind(these: &[Sequence], others: &[Sequence]) -> Option<String> 
 pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
     let few = sequences
         .iter()
-        .filter(|one| !one.cycles && one.left() < FEW);
+        .filter(|one| !one.cycles && one.values_left() < FEW);
     let warning = |one: &Sequence| {
-        let (name, left, ahead) = (&one.value.name, one.left(), one.ahead());
+        let (name, left, ahead) = (&one.value.name, one.values_left(), one.ahead());
         match left {
             0 => format!("sequence {name} has no values left, and will have none at the target"),
             _ => format!(
@@ -476,8 +476,8 @@ mod tests {
         );
         assert_eq!(
             (
-                fresh(sequence(1, (1, 100), 100)).left(),
-                sequence(1, (1, 100), 100).left()
+                fresh(sequence(1, (1, 100), 100)).values_left(),
+                sequence(1, (1, 100), 100).values_left()
             ),
             (1, 0)
         );

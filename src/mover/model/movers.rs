@@ -8,7 +8,7 @@ use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state;
 use crate::mover::protocol::state::Mode;
 use crate::mover::protocol::state::{
-    Compared, Goal, Observed, Own, Phase, Step, Stop, Stream, Until,
+    ComparisonState, Goal, ObservedState, Own, Phase, Step, Stop, Stream, Until,
 };
 
 /// How often the operator starts the last mover again before the model says that the move does not
@@ -395,7 +395,7 @@ impl Protocol {
                 // was compared.
                 let compared = match mover.stream {
                     Stream::On { compared, .. } => compared,
-                    Stream::Off => Compared::No,
+                    Stream::Off => ComparisonState::No,
                 };
                 mover.stream = Stream::On {
                     compared,
@@ -418,7 +418,7 @@ impl Protocol {
             At::CaughtUp => {
                 let done = apply(&mut source.live, |s| sql.advance(s, lease, Phase::Ready));
                 if let Stream::On { compared, .. } = &mut after.movers[m].stream {
-                    *compared = Compared::Yes;
+                    *compared = ComparisonState::Yes;
                 }
                 then(At::Look, done)
             }
@@ -809,7 +809,7 @@ impl Protocol {
             },
             None => state::Target::Nothing,
         };
-        let observed = Observed {
+        let observed = ObservedState {
             mode: self.bounds.mode,
             lease: state::Lease::Ours,
             phase,
@@ -822,7 +822,7 @@ impl Protocol {
             {
                 Own {
                     stream: Stream::On {
-                        compared: Compared::Yes,
+                        compared: ComparisonState::Yes,
                         looked: Some(attempt),
                     },
                     ..own

@@ -4,7 +4,7 @@
 //! It is small and `Copy`: millions of worlds are told apart by their hashes. What a host would
 //! lose if it crashed is the difference between the two halves of [`Stored`].
 
-use crate::mover::protocol::state::{Compared, Goal, Phase, Stop, Stream, Until};
+use crate::mover::protocol::state::{ComparisonState, Goal, Phase, Stop, Stream, Until};
 
 /// A mover's number; its lease is the same.
 pub(super) type Lease = u8;
@@ -302,7 +302,7 @@ impl Mover {
         matches!(
             self.stream,
             Stream::On {
-                compared: Compared::Yes,
+                compared: ComparisonState::Yes,
                 ..
             }
         )
@@ -311,7 +311,7 @@ impl Mover {
     /// A server was restarted, or another was promoted.
     pub(super) fn is_on_other_servers(&mut self) {
         if let Stream::On { compared, .. } = &mut self.stream {
-            *compared = Compared::No;
+            *compared = ComparisonState::No;
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::mover::definition::ddl::{Creation, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::bodies;
-use crate::mover::preflight::functions::{self, Missing, Needed};
+use crate::mover::preflight::functions::{self, FunctionUse, Missing};
 use crate::mover::preflight::identity::{self, Judgement};
 use crate::mover::preflight::intervals;
 use crate::mover::preflight::large_objects;
@@ -911,7 +911,11 @@ const SLOTS_LEFT: i64 = 2;
 
 /// Why a host cannot be the source of a reverse replication; `None` if it can.
 pub(crate) fn no_reverse(host: &HostFacts) -> Option<&'static str> {
-    if host.missing.iter().any(|one| one.needed == Needed::Slots) {
+    if host
+        .missing
+        .iter()
+        .any(|one| one.needed == FunctionUse::Slots)
+    {
         return Some("it does not provide all functions for replication slots");
     }
     match &host.stream {

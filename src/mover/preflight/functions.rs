@@ -8,12 +8,12 @@ use crate::mover::protocol::error::Error;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) function: String,
-    pub(crate) needed: Needed,
+    pub(crate) needed: FunctionUse,
 }
 
 /// What needs a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Needed {
+pub(crate) enum FunctionUse {
     /// Every move.
     Always,
     /// Online moves and rollbacks.
@@ -29,51 +29,51 @@ const WHICH_SERVER: &str = "that another server has taken the host's place is no
 
 /// Functions about the server, which PostgreSQL lets every role call. Those of no risk are left
 /// out: functions of values, and those that read the catalogs.
-const FUNCTIONS: &[(&str, Needed)] = &[
-    ("hash_record_extended", Needed::Always),
-    ("hashtextextended", Needed::Always),
-    ("pg_advisory_lock", Needed::Always),
-    ("pg_advisory_unlock", Needed::Always),
-    ("pg_advisory_unlock_all", Needed::Always),
-    ("pg_advisory_xact_lock", Needed::Always),
-    ("pg_advisory_xact_lock_shared", Needed::Always),
-    ("pg_backend_pid", Needed::Always),
-    ("pg_current_snapshot", Needed::Always),
-    ("pg_current_wal_insert_lsn", Needed::Always),
-    ("pg_current_xact_id", Needed::Always),
-    ("pg_current_xact_id_if_assigned", Needed::Always),
-    ("pg_export_snapshot", Needed::Always),
-    ("pg_get_replication_slots", Needed::Always),
-    ("pg_listening_channels", Needed::Always),
-    ("pg_lock_status", Needed::Always),
-    ("pg_logical_emit_message", Needed::Always),
-    ("pg_notify", Needed::Always),
-    ("pg_prepared_xact", Needed::Always),
-    ("pg_relation_size", Needed::Always),
-    ("pg_sequence_last_value", Needed::Always),
-    ("pg_stat_get_activity", Needed::Always),
-    ("pg_table_size", Needed::Always),
-    ("pg_terminate_backend", Needed::Always),
-    ("pg_total_relation_size", Needed::Always),
-    ("pg_try_advisory_lock", Needed::Always),
-    ("pg_try_advisory_xact_lock", Needed::Always),
-    ("setval", Needed::Always),
-    ("pg_create_logical_replication_slot", Needed::Slots),
-    ("pg_drop_replication_slot", Needed::Slots),
-    ("pg_postmaster_start_time", Needed::Online),
-    ("pg_replication_slot_advance", Needed::Slots),
-    ("pg_snapshot_xmax", Needed::Online),
-    ("pg_wal_lsn_diff", Needed::Online),
-    ("pg_control_system", Needed::Better(WHICH_SERVER)),
-    ("pg_current_wal_lsn", Needed::Better(WHICH_SERVER)),
-    ("pg_walfile_name", Needed::Better(WHICH_SERVER)),
+const FUNCTIONS: &[(&str, FunctionUse)] = &[
+    ("hash_record_extended", FunctionUse::Always),
+    ("hashtextextended", FunctionUse::Always),
+    ("pg_advisory_lock", FunctionUse::Always),
+    ("pg_advisory_unlock", FunctionUse::Always),
+    ("pg_advisory_unlock_all", FunctionUse::Always),
+    ("pg_advisory_xact_lock", FunctionUse::Always),
+    ("pg_advisory_xact_lock_shared", FunctionUse::Always),
+    ("pg_backend_pid", FunctionUse::Always),
+    ("pg_current_snapshot", FunctionUse::Always),
+    ("pg_current_wal_insert_lsn", FunctionUse::Always),
+    ("pg_current_xact_id", FunctionUse::Always),
+    ("pg_current_xact_id_if_assigned", FunctionUse::Always),
+    ("pg_export_snapshot", FunctionUse::Always),
+    ("pg_get_replication_slots", FunctionUse::Always),
+    ("pg_listening_channels", FunctionUse::Always),
+    ("pg_lock_status", FunctionUse::Always),
+    ("pg_logical_emit_message", FunctionUse::Always),
+    ("pg_notify", FunctionUse::Always),
+    ("pg_prepared_xact", FunctionUse::Always),
+    ("pg_relation_size", FunctionUse::Always),
+    ("pg_sequence_last_value", FunctionUse::Always),
+    ("pg_stat_get_activity", FunctionUse::Always),
+    ("pg_table_size", FunctionUse::Always),
+    ("pg_terminate_backend", FunctionUse::Always),
+    ("pg_total_relation_size", FunctionUse::Always),
+    ("pg_try_advisory_lock", FunctionUse::Always),
+    ("pg_try_advisory_xact_lock", FunctionUse::Always),
+    ("setval", FunctionUse::Always),
+    ("pg_create_logical_replication_slot", FunctionUse::Slots),
+    ("pg_drop_replication_slot", FunctionUse::Slots),
+    ("pg_postmaster_start_time", FunctionUse::Online),
+    ("pg_replication_slot_advance", FunctionUse::Slots),
+    ("pg_snapshot_xmax", FunctionUse::Online),
+    ("pg_wal_lsn_diff", FunctionUse::Online),
+    ("pg_control_system", FunctionUse::Better(WHICH_SERVER)),
+    ("pg_current_wal_lsn", FunctionUse::Better(WHICH_SERVER)),
+    ("pg_walfile_name", FunctionUse::Better(WHICH_SERVER)),
     (
         "pg_relation_filenode",
-        Needed::Better("no move's rows are compared after it, until it is granted"),
+        FunctionUse::Better("no move's rows are compared after it, until it is granted"),
     ),
     (
         "pg_stat_get_wal_senders",
-        Needed::Better("free walsenders and standbys are not counted"),
+        FunctionUse::Better("free walsenders and standbys are not counted"),
     ),
 ];
 

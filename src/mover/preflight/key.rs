@@ -15,13 +15,13 @@ pub(crate) enum KeyKind {
     /// order of the bytes.
     Text {
         /// char pads with spaces that do not count.
-        padded: Padded,
+        padded: Padding,
     },
 }
 
 /// Whether trailing spaces count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Padded {
+pub(crate) enum Padding {
     /// They count: text, varchar.
     No,
     /// They do not count: char.
@@ -43,9 +43,11 @@ impl KeyKind {
         match type_oid {
             20 | 21 | 23 => Some(KeyKind::Integer),
             2950 => Some(KeyKind::Uuid),
-            25 | 1043 if by_bytes => Some(KeyKind::Text { padded: Padded::No }),
+            25 | 1043 if by_bytes => Some(KeyKind::Text {
+                padded: Padding::No,
+            }),
             1042 if by_bytes => Some(KeyKind::Text {
-                padded: Padded::Yes,
+                padded: Padding::Yes,
             }),
             _ => None,
         }
@@ -56,9 +58,11 @@ impl KeyKind {
         match self {
             KeyKind::Integer => text.parse().ok().map(Key::Integer),
             KeyKind::Uuid => Uuid::try_parse(text).ok().map(Key::Uuid),
-            KeyKind::Text { padded: Padded::No } => Some(Key::Text(text.into())),
             KeyKind::Text {
-                padded: Padded::Yes,
+                padded: Padding::No,
+            } => Some(Key::Text(text.into())),
+            KeyKind::Text {
+                padded: Padding::Yes,
             } => Some(Key::Text(text.trim_end_matches(' ').into())),
         }
     }
@@ -70,7 +74,9 @@ mod tests {
 
     use super::*;
 
-    const TEXT: KeyKind = KeyKind::Text { padded: Padded::No };
+    const TEXT: KeyKind = KeyKind::Text {
+        padded: Padding::No,
+    };
 
     #[test]
     fn kinds() {
@@ -94,7 +100,7 @@ mod tests {
         assert_eq!(KeyKind::Integer.parse("1.5"), None);
         assert_eq!(KeyKind::Uuid.parse("nonsense"), None);
         let padded = KeyKind::Text {
-            padded: Padded::Yes,
+            padded: Padding::Yes,
         };
         assert_eq!(padded.parse("ab  "), padded.parse("ab"));
         assert_ne!(TEXT.parse("ab  "), TEXT.parse("ab"));

@@ -15,7 +15,7 @@ use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts::{
     ActiveMove, HostFacts, Lock, ReplicationRight, Row, ShardFacts, StreamFacts,
 };
-use crate::mover::preflight::functions::Needed;
+use crate::mover::preflight::functions::FunctionUse;
 use crate::mover::preflight::identity::LentIdentity;
 use crate::mover::protocol::desired::{Rollback, UnloggedRows};
 use crate::mover::protocol::names::Names;
@@ -541,15 +541,15 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
     }
     for host in [source, target] {
         let is_needed = |needed| match needed {
-            Needed::Always => true,
-            Needed::Online => mode == Mode::Online,
-            Needed::Slots => mode == Mode::Online && host.name == source.name,
-            Needed::Better(_) => false,
+            FunctionUse::Always => true,
+            FunctionUse::Online => mode == Mode::Online,
+            FunctionUse::Slots => mode == Mode::Online && host.name == source.name,
+            FunctionUse::Better(_) => false,
         };
         for missing in host.missing.iter().filter(|one| is_needed(one.needed)) {
             let function = &missing.function;
             let or = match missing.needed {
-                Needed::Online | Needed::Slots => ", or move with --mode blocking",
+                FunctionUse::Online | FunctionUse::Slots => ", or move with --mode blocking",
                 _ => "",
             };
             let remedy = format!(
@@ -678,7 +678,7 @@ pub(crate) fn warnings(
     let mut warnings = Vec::new();
     for host in [source, target] {
         for missing in &host.missing {
-            if let Needed::Better(without) = missing.needed {
+            if let FunctionUse::Better(without) = missing.needed {
                 warnings.push(format!(
                     "{} does not provide the function {}(): {without}",
                     host.name, missing.function

@@ -90,7 +90,7 @@ pub(in crate::mover) fn plan<'a>(
         let survey = survey(context, &request.target).await?;
         let (mut facts, wrong) = host_facts(context, &hosts, &survey).await?;
         refusals.extend(wrong);
-        let given = given(context, &map, &moving).await;
+        let given = departed_shards(context, &map, &moving).await;
         let sources = facts.values().filter(|host| host.name != request.target);
         let mode = request
             .mode
@@ -132,7 +132,7 @@ pub(in crate::mover) fn plan<'a>(
                     let source = fitting.get(*host)?;
                     Some(async move {
                         let judged = shard_plan(context, *shard, source, target, mode).await;
-                        context.observer.tell(Event::Examined { shard: *shard });
+                        context.observer.notify(Event::Examined { shard: *shard });
                         judged
                     })
                 })
@@ -324,7 +324,7 @@ async fn emptied(
 }
 
 /// A statement that a host owns a shard since an epoch.
-struct Given {
+struct DepartedShard {
     shard: ShardId,
     epoch: ShardEpoch,
     owner: String,
@@ -334,7 +334,11 @@ struct Given {
 
 /// The owners of these shards by the map and by the hosts that answer. A host that does not answer
 /// is ignored: while it is down, shards of other hosts must still be movable.
-async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
+async fn departed_shards(
+    context: &Context,
+    map: &ShardMap,
+    moving: &[(ShardId, &HostName)],
+) -> Vec<DepartedShard> {
     let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
     let ask = |host: &HostName| {
         let (host, shards) = (host.clone(), &shards);
@@ -351,17 +355,18 @@ async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)
         .await;
     let by_hosts = answers.into_iter().flatten().flat_map(|(away, from)| {
         let by = format!("host {from}");
-        away.into_iter().map(move |(shard, epoch, owner)| Given {
-            shard,
-            epoch,
-            owner,
-            by: by.clone(),
-        })
+        away.into_iter()
+            .map(move |(shard, epoch, owner)| DepartedShard {
+                shard,
+                epoch,
+                owner,
+                by: by.clone(),
+            })
     });
     let by_map = moving.iter().filter_map(|(shard, _)| {
         let placement = map.placement(*shard)?;
         let owner = placement.host.to_string();
-        Some(Given {
+        Some(DepartedShard {
             shard: *shard,
             epoch: placement.epoch,
             owner,
@@ -373,7 +378,7 @@ async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)
 
 /// Refuses a shard with an owner that does not know of the move that brought it: that host's
 /// database is from before the move, and so are its rows.
-fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
+fn went_back(plan: &ShardPlan, given: &[DepartedShard]) -> Option<Refusal> {
     let later = given
         .iter()
         .filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());

@@ -24,7 +24,7 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     client: &C,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, tokio_postgres::Error> {
-    let wanted = wanted(facts);
+    let wanted = required_objects(facts);
     let kinds: Vec<&str> = wanted.iter().map(|w| w.kind.as_str()).collect();
     let names: Vec<&str> = wanted.iter().map(|w| w.name.as_str()).collect();
     let parameters: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] =
@@ -142,7 +142,7 @@ pub(in crate::mover) async fn rights_missing(
     target: &Session,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, Error> {
-    let wanted = wanted(facts);
+    let wanted = required_objects(facts);
     let (roles, objects): (Vec<_>, Vec<_>) =
         wanted.iter().partition(|wanted| wanted.kind == "role");
     let names = |list: &[&Wanted]| {
@@ -212,7 +212,7 @@ pub(in crate::mover) async fn strangers_objects(
     target: &Session,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, Error> {
-    let wanted = wanted(facts);
+    let wanted = required_objects(facts);
     let (here, there) = tokio::try_join!(owners(source, &wanted), owners(target, &wanted))?;
     let foreign = there
         .into_iter()
@@ -251,7 +251,7 @@ pub(in crate::mover) async fn other_meanings(
     target: &Session,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, Error> {
-    let wanted = wanted(facts);
+    let wanted = required_objects(facts);
     let (here, there) = tokio::try_join!(meanings(source, &wanted), meanings(target, &wanted))?;
     // What is missing at the target has been refused for that, or shows in the type that is made of
     // it.
@@ -338,7 +338,7 @@ struct Wanted {
     extension: Option<String>,
 }
 
-fn wanted(facts: &Facts) -> Vec<Wanted> {
+fn required_objects(facts: &Facts) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     let mut seen = BTreeSet::new();
     let mut want = |kind: &str, name: &str, used_by: String, extension: Option<String>| {

@@ -33,7 +33,7 @@ struct Unbound {
 }
 
 /// Something outside the shard and PostgreSQL's own schema that a text can name.
-struct Named {
+struct OutsideObject {
     kind: String,
     name: String,
     schema: String,
@@ -74,7 +74,7 @@ pub(crate) async fn computed(
     let around = rows
         .iter()
         .map(|row| {
-            Ok(Named {
+            Ok(OutsideObject {
                 kind: row.get(0)?,
                 name: row.get(1)?,
                 schema: row.get(2)?,
@@ -88,8 +88,8 @@ pub(crate) async fn computed(
         .collect())
 }
 
-fn refusal(function: &Unbound, around: &[Named]) -> Option<Refusal> {
-    let found: Vec<&Named> = around
+fn refusal(function: &Unbound, around: &[OutsideObject]) -> Option<Refusal> {
+    let found: Vec<&OutsideObject> = around
         .iter()
         .filter(|named| needs(function, named))
         .collect();
@@ -116,7 +116,7 @@ fn refusal(function: &Unbound, around: &[Named]) -> Option<Refusal> {
 }
 
 /// Whether the function's text may find this by the path.
-fn needs(function: &Unbound, named: &Named) -> bool {
+fn needs(function: &Unbound, named: &OutsideObject) -> bool {
     let (body, name) = (function.body.as_str(), named.name.as_str());
     match named.kind.as_str() {
         "own" => named.function == function.oid && resolves(body),
@@ -211,7 +211,7 @@ fn symbols(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Named, Unbound, needs};
+    use super::{OutsideObject, Unbound, needs};
 
     #[test]
     fn a_text_over_citext_needs_the_path_unless_it_names_all_schemas() {
@@ -275,7 +275,7 @@ mod tests {
                 keyword: String::new(),
                 oid: 7,
             };
-            let named = Named {
+            let named = OutsideObject {
                 kind: kind.to_owned(),
                 name: name.to_owned(),
                 schema: "public".to_owned(),

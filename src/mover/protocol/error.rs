@@ -100,7 +100,11 @@ pub enum Error {
         version: i32,
     },
     /// A statement failed.
-    #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
+    #[error(
+        "{what} failed on host {host}{}: {}",
+        of_shard(shard),
+        message_of(source)
+    )]
     Database {
         /// The host.
         host: HostName,
@@ -321,7 +325,10 @@ pub enum Error {
     },
     /// Rows of an online copy are not what the source has at the same point of its history. The
     /// source serves.
-    #[error("shard {shard}: rows of {table} differ ({digests}): {}", told(rows))]
+    #[error(
+        "shard {shard}: rows of {table} differ ({digests}): {}",
+        list_differences(rows)
+    )]
     RowsDiffer {
         /// The shard.
         shard: ShardId,
@@ -640,7 +647,9 @@ impl Error {
     /// What the server has said, with its hint, if it was the server that has refused a statement.
     pub(crate) fn server_words(&self) -> Option<String> {
         match self {
-            Error::Database { source, .. } if source.as_db_error().is_some() => Some(words(source)),
+            Error::Database { source, .. } if source.as_db_error().is_some() => {
+                Some(message_of(source))
+            }
             _ => None,
         }
     }
@@ -763,7 +772,7 @@ fn count(refusals: &[Refusal]) -> String {
     }
 }
 
-fn told(rows: &[RowDifference]) -> String {
+fn list_differences(rows: &[RowDifference]) -> String {
     rows.iter()
         .map(ToString::to_string)
         .collect::<Vec<_>>()
@@ -786,7 +795,7 @@ fn of_shard(shard: &Option<ShardId>) -> String {
 }
 
 /// The server's words: they tell an operator more than the driver's "db error".
-fn words(source: &tokio_postgres::Error) -> String {
+fn message_of(source: &tokio_postgres::Error) -> String {
     source
         .as_db_error()
         .map_or_else(|| source.to_string(), crate::pg::cause::server_message)

@@ -312,7 +312,7 @@ impl Observer {
         Observer::new(|_| ())
     }
 
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn notify(&self, event: Event) {
         (self.0)(event);
     }
 }

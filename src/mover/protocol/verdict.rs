@@ -109,7 +109,7 @@ pub struct Audit {
 
 /// What the journal keeps in addition to the state.
 #[derive(Default, Serialize, Deserialize)]
-struct Found {
+struct JournalResult {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     differences: Vec<AuditDifference>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -153,7 +153,7 @@ impl Audit {
 
     /// Reads what the journal has: the state's name, when it ended, and what was found.
     pub(crate) fn read(state: Option<&str>, at: Option<Timestamp>, found: Option<&str>) -> Audit {
-        let Found {
+        let JournalResult {
             differences,
             left_out,
         } = found
@@ -170,7 +170,7 @@ impl Audit {
 
     /// The differences and omissions, for the journal.
     pub(crate) fn found(&self) -> serde_json::Value {
-        let found = Found {
+        let found = JournalResult {
             differences: self.differences.clone(),
             left_out: self.left_out.clone(),
         };

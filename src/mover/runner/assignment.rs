@@ -28,7 +28,7 @@ pub(in crate::mover) struct Assignment {
 
 /// What the shards of one move that come online from one host to another have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mover) struct Shared {
+pub(in crate::mover) struct GroupKey {
     pub(in crate::mover) id: MoveId,
     pub(in crate::mover) source: HostName,
     pub(in crate::mover) target: HostName,
@@ -36,8 +36,8 @@ pub(in crate::mover) struct Shared {
     pub(in crate::mover) rollback_of: Option<MoveId>,
 }
 
-impl Shared {
-    pub(in crate::mover) fn of(part: &Assignment) -> Shared {
+impl GroupKey {
+    pub(in crate::mover) fn of(part: &Assignment) -> GroupKey {
         let Assignment {
             id,
             source,
@@ -45,7 +45,7 @@ impl Shared {
             rollback_of,
             ..
         } = part.clone();
-        Shared {
+        GroupKey {
             id,
             source,
             target,

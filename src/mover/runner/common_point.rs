@@ -11,7 +11,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Mutex;
 
 use crate::mover::control::hosts::Hosts;
-use crate::mover::control::journal::Signed;
+use crate::mover::control::journal::SessionPurpose;
 use crate::mover::control::session::Session;
 use crate::mover::copy::ShardCopy;
 use crate::mover::copy::chunk::read_from;
@@ -69,7 +69,9 @@ pub(in crate::mover) async fn shard(
         facts::version(&work.target).await?,
     );
     let jobs = work.options.copy_jobs.max(1);
-    let known = crate::mover::runner::audit::known(&work.target, work.rollback_of, shard).await?;
+    let known =
+        crate::mover::runner::audit::read_earlier_result(&work.target, work.rollback_of, shard)
+            .await?;
     let until = Instant::now() + LOCKED_MAX;
     let mut chunks = loop {
         match chunks(&work.source, &work.target, &copy).await {
@@ -126,7 +128,7 @@ async fn common_point(
         .collect();
     tables.dedup_by_key(|table| table.oid);
     let workers = set_workers(bunch.iter().map(|chunk| chunk.estimate).max().unwrap_or(0));
-    let name = quote_literal(&copy.hold.session_name(Signed::Shard));
+    let name = quote_literal(&copy.hold.session_name(SessionPurpose::Shard));
     let first = format!("SET LOCAL application_name = {name}; {workers}");
     let (mut tries, until) = (0, Instant::now() + LOCKED_MAX);
     while tries < TRIES {

@@ -18,7 +18,7 @@ use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Online, Patience};
 use crate::mover::runner::permit::Permit;
 use crate::mover::step::HELD;
-use crate::mover::step::{Blueprint, ShardMove, Swapped, token_hash};
+use crate::mover::step::{Blueprint, ShardMove, SwapOutcome, token_hash};
 use crate::mover::stream::follower::Follower;
 use crate::mover::stream::watermark::write_watermark;
 
@@ -131,7 +131,7 @@ impl<'d> CutOver<'d> {
     async fn fenced(
         &mut self,
         permit: Permit<'_>,
-        swapped: Swapped,
+        swapped: SwapOutcome,
         token: Uuid,
         known: &BeforeFence,
         presets: &Presets,
@@ -204,7 +204,7 @@ impl<'d> CutOver<'d> {
     async fn carry(
         &self,
         permit: &Permit<'_>,
-        swapped: Swapped,
+        swapped: SwapOutcome,
         known: &BeforeFence,
         presets: &Presets,
     ) -> Result<Option<FencedOutcome>, Error> {
@@ -239,7 +239,7 @@ impl<'d> CutOver<'d> {
     async fn behind_fence(
         &self,
         permit: &Permit<'_>,
-        swapped: Swapped,
+        swapped: SwapOutcome,
         token: Uuid,
         digest: &CatalogDigest,
         presets: &Presets,

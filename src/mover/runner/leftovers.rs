@@ -2,7 +2,7 @@
 
 use crate::mover::control::context::Context;
 use crate::mover::protocol::error::Error;
-use crate::mover::runner::assignment::Shared;
+use crate::mover::runner::assignment::GroupKey;
 use crate::mover::runner::reverse;
 use crate::mover::step::identity;
 use crate::mover::stream::slot;
@@ -13,8 +13,11 @@ use crate::pg::cause::chain;
 /// more.
 ///
 /// Locks: none.
-pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
-    let Shared {
+pub(in crate::mover) async fn drop_shared(
+    context: &Context,
+    shared: &GroupKey,
+) -> Result<(), Error> {
+    let GroupKey {
         id,
         source,
         target,
@@ -44,7 +47,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
 }
 
 /// The same where the caller cannot react to an error: it is logged.
-pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
+pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &GroupKey) {
     if let Err(error) = drop_shared(context, shared).await {
         tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops \
             what is left of the stream");

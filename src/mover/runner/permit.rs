@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::mover::control::hosts::Hosts;
-use crate::mover::control::journal::Signed;
+use crate::mover::control::journal::SessionPurpose;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
@@ -50,7 +50,7 @@ struct BackgroundWork {
 pub(in crate::mover) struct BackgroundPermit<'a>(&'a CutOverPermits);
 
 /// Keeps pieces from beginning, until it is dropped.
-pub(in crate::mover) struct Quiesced<'a>(&'a CutOverPermits);
+pub(in crate::mover) struct QuiesceGuard<'a>(&'a CutOverPermits);
 
 /// Sessions for what is done while a shard is closed.
 struct Sessions {
@@ -118,9 +118,9 @@ impl CutOverPermits {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(in crate::mover) async fn quiesce(&self) -> Quiesced<'_> {
+    pub(in crate::mover) async fn quiesce(&self) -> QuiesceGuard<'_> {
         self.pieces.send_modify(|pieces| pieces.fences += 1);
-        let still = Quiesced(self);
+        let still = QuiesceGuard(self);
         let mut seen = self.pieces.subscribe();
         let ended = seen.wait_for(|pieces| pieces.begun == 0);
         if tokio::time::timeout(PIECES_WITHIN, ended).await.is_err() {
@@ -136,7 +136,7 @@ impl Drop for BackgroundPermit<'_> {
     }
 }
 
-impl Drop for Quiesced<'_> {
+impl Drop for QuiesceGuard<'_> {
     fn drop(&mut self) {
         self.0.pieces.send_modify(|pieces| pieces.fences -= 1);
     }
@@ -165,8 +165,8 @@ impl Sessions {
         // They belong to no single shard: a mover that takes one over takes the group's stream
         // over, and ends these too.
         tokio::try_join!(
-            gate.sign(work.hold, Signed::Group),
-            opening.sign(work.hold, Signed::Group)
+            gate.sign(work.hold, SessionPurpose::Group),
+            opening.sign(work.hold, SessionPurpose::Group)
         )?;
         Ok(Sessions { gate, opening })
     }

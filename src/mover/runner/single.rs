@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 
 use crate::mover::control::context::Context;
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::{Claim, Hold, Signed};
+use crate::mover::control::journal::{Claim, Hold, SessionPurpose};
 use crate::mover::control::report::ShardReport;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
@@ -52,7 +52,7 @@ pub(in crate::mover) fn to_end<'a>(
         let mut driver = Driver::new(context, work, heartbeat, goal);
         match drive(&mut driver, Until::End).await {
             Ok(report) => {
-                driver.leave().await;
+                driver.end_shard().await;
                 driver.finish().await;
                 report.ok_or(Error::Interrupted { shard: part.shard })
             }
@@ -72,7 +72,7 @@ pub(in crate::mover) fn drive<'d>(
             let began = Instant::now();
             let done = match driver.observe().await {
                 Err(error) => Err(error),
-                Ok(now) => match state::next(driver.own(until), now.observed) {
+                Ok(now) => match state::next(driver.own_state(until), now.observed) {
                     Step::Prepare => driver.prepare().await,
                     Step::CatchUp => driver.catch_up(&now.entry).await,
                     Step::Wait { desired } => driver.wait_to_fence(desired).await,
@@ -115,8 +115,8 @@ pub(in crate::mover) async fn connect<'a>(
 ) -> Result<ShardMove<'a>, Error> {
     let open = async |host| Ok::<_, Error>(context.hosts.open(host).await?.for_shard(part.shard));
     let (source, target) = tokio::try_join!(open(&part.source), open(&part.target))?;
-    source.sign(hold, Signed::Shard).await?;
-    target.sign(hold, Signed::Shard).await?;
+    source.sign(hold, SessionPurpose::Shard).await?;
+    target.sign(hold, SessionPurpose::Shard).await?;
     Ok(ShardMove {
         hold,
         names: Names {
@@ -258,7 +258,7 @@ async fn abort_without_target(
         .open(&part.source)
         .await?
         .for_shard(part.shard);
-    source.sign(hold, Signed::Shard).await?;
+    source.sign(hold, SessionPurpose::Shard).await?;
     heartbeat.hold(hold).await?;
     undo::undo_at_source(
         &source,
@@ -269,7 +269,7 @@ async fn abort_without_target(
     .await?;
     tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` cleans \
         up at the target");
-    context.observer.tell(Event::Reached {
+    context.observer.notify(Event::Reached {
         shard: part.shard,
         phase: Phase::Aborted,
     });

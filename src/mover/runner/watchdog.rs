@@ -35,7 +35,7 @@ const AT_MOST: Duration = Duration::from_millis(200);
 
 /// Watches over the shards of a group, and holds what is known about them.
 pub(crate) struct Watchdog {
-    watched: Mutex<BTreeMap<ShardId, Watched>>,
+    watched: Mutex<BTreeMap<ShardId, WatchedShard>>,
     altered: watch::Sender<Altered>,
     /// Whether the tables of all shards are published, and the slot is there.
     published: AtomicBool,
@@ -45,7 +45,7 @@ pub(crate) struct Watchdog {
 
 /// A shard as it was when the target was built.
 #[derive(Clone)]
-struct Watched {
+struct WatchedShard {
     /// The OID of its schema at the source, which a fence does not change.
     schema: u32,
     original: Original,
@@ -92,14 +92,14 @@ impl Watchdog {
     pub(in crate::mover) fn watch_over(&self, shard: ShardId, schema: u32, built: &Blueprint) {
         self.watched().insert(
             shard,
-            Watched {
+            WatchedShard {
                 schema,
                 original: built.original.clone(),
             },
         );
     }
 
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, Watched>> {
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, WatchedShard>> {
         // A panic elsewhere never leaves the map half changed.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,7 +124,7 @@ impl Watchdog {
     }
 
     /// Reports once that this shard was altered.
-    fn tell(&self, shard: ShardId, what: String) {
+    fn report_once(&self, shard: ShardId, what: String) {
         self.let_go(shard);
         self.altered
             .send_modify(|altered| drop(altered.insert(shard, what)));
@@ -197,13 +197,13 @@ impl Watchdog {
                 .find(|(_, watched)| watched.schema == schema)
                 .map(|(shard, _)| *shard);
             if let Some(shard) = shard {
-                self.tell(
+                self.report_once(
                     shard,
                     format!("{table} has lost the key that identifies its rows"),
                 );
             }
         }
-        let watched: Vec<(ShardId, Watched)> = {
+        let watched: Vec<(ShardId, WatchedShard)> = {
             let first = next.take().map_or(Bound::Unbounded, Bound::Included);
             self.watched()
                 .range((first, Bound::Unbounded))
@@ -221,13 +221,13 @@ impl Watchdog {
                 if let Some(gap) =
                     gap.map_err(|error| session.failed("looking at the publication", error))?
                 {
-                    self.tell(shard, gap);
+                    self.report_once(shard, gap);
                     continue;
                 }
             }
             let mut original = was.original;
             if let Some(alteration) = original.alteration(session, was.schema).await? {
-                self.tell(shard, alteration.words().to_owned());
+                self.report_once(shard, alteration.describe().to_owned());
             } else if let Some(watched) = self.watched().get_mut(&shard) {
                 watched.original = original;
             }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::mover::control::context::Context;
 use crate::mover::control::context::stopped;
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::{Hold, Signed};
+use crate::mover::control::journal::{Hold, SessionPurpose};
 use crate::mover::control::report::ShardReport;
 use crate::mover::protocol::desired::StopKind;
 use crate::mover::protocol::error::Error;
@@ -20,7 +20,7 @@ use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode};
 use crate::mover::protocol::worker::Claimant;
 use crate::mover::protocol::worker::Work;
-use crate::mover::runner::assignment::{Assignment, Scope, ShardResult, Shared, Start};
+use crate::mover::runner::assignment::{Assignment, GroupKey, Scope, ShardResult, Start};
 use crate::mover::runner::group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
 use crate::mover::runner::single;
@@ -38,9 +38,9 @@ pub(in crate::mover) async fn work(
 ) -> Vec<(ShardId, Result<ShardReport, Error>)> {
     let _kept = context.hosts.keep_sessions();
     let jobs = Semaphore::new(context.options.jobs.max(1));
-    let mut routes: BTreeMap<Shared, Vec<Assignment>> = BTreeMap::new();
+    let mut routes: BTreeMap<GroupKey, Vec<Assignment>> = BTreeMap::new();
     for part in parts {
-        routes.entry(Shared::of(&part)).or_default().push(part);
+        routes.entry(GroupKey::of(&part)).or_default().push(part);
     }
     let routes = routes
         .into_iter()
@@ -58,7 +58,7 @@ pub(in crate::mover) async fn work(
 /// their ends.
 fn route<'a>(
     context: &'a Context,
-    shared: Shared,
+    shared: GroupKey,
     parts: Vec<Assignment>,
     (goal, scope): (Goal, Scope),
     jobs: &'a Semaphore,
@@ -126,7 +126,7 @@ fn not_begun(context: &Context, parts: &[Assignment], error: Error) -> Vec<Shard
             (_, Start::Claim) => Error::NotBegun { shard, source },
             (_, Start::TakeOver) => Error::Group { shard, source },
         };
-        context.observer.tell(Event::Failed {
+        context.observer.notify(Event::Failed {
             shard,
             error: chain(&error),
         });
@@ -138,7 +138,7 @@ fn not_begun(context: &Context, parts: &[Assignment], error: Error) -> Vec<Shard
 /// Records that this mover is at work, before it holds anything.
 async fn enter(
     context: &Context,
-    shared: &Shared,
+    shared: &GroupKey,
     parts: &[Assignment],
 ) -> Result<Heartbeat, Error> {
     let claimant = claimant(context, shared, Uuid::new_v4());
@@ -151,14 +151,14 @@ async fn enter(
                     shard: part.shard,
                     lease: claimant.lease,
                 },
-                Signed::Group,
+                SessionPurpose::Group,
             )
             .await?;
     }
     Heartbeat::start(&context.hosts, session, &claimant, context.options.leases).await
 }
 
-fn claimant(context: &Context, shared: &Shared, lease: Uuid) -> Claimant {
+fn claimant(context: &Context, shared: &GroupKey, lease: Uuid) -> Claimant {
     Claimant {
         id: shared.id,
         lease,
@@ -171,7 +171,7 @@ fn claimant(context: &Context, shared: &Shared, lease: Uuid) -> Claimant {
 /// Takes over what is in the journal already, all of it or nothing. Gives the parts to work on.
 async fn take_route(
     context: &Context,
-    shared: &Shared,
+    shared: &GroupKey,
     heartbeat: &Heartbeat,
     parts: Vec<Assignment>,
     scope: Scope,
@@ -211,10 +211,10 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
     let mut stop = context.stop.subscribe();
     tokio::select! {
         () = stopped(&mut stop) => {}
-        stop_request = heartbeat.asked() => {
+        stop_request = heartbeat.requested_stop() => {
             tracing::warn!(by = stop_request.by, asked = stop_request.asked.as_str(), "asked to \
                 stop");
-            context.observer.tell(Event::Asked(stop_request));
+            context.observer.notify(Event::Asked(stop_request));
         }
     }
     own.stop();
@@ -253,7 +253,7 @@ async fn apply_stop_request(
     let aborted = stop_request.asked == StopKind::Abort && shared_a_stream(parts);
     let ends = futures_util::future::join_all(ends.into_iter().map(obey_one)).await;
     if let (true, Some(part)) = (aborted, parts.first()) {
-        drop_shared_or_warn(context, &Shared::of(part)).await;
+        drop_shared_or_warn(context, &GroupKey::of(part)).await;
     }
     ends
 }
@@ -299,7 +299,7 @@ async fn singles(
         let shard = part.shard;
         let outcome = single::to_end(context, part, goal, heartbeat, jobs).await;
         if let Err(error) = &outcome {
-            context.observer.tell(Event::Failed {
+            context.observer.notify(Event::Failed {
                 shard,
                 error: chain(error),
             });

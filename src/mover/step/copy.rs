@@ -27,9 +27,9 @@ use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Throttle;
 use crate::mover::step::at_open::text;
-use crate::mover::step::{Blueprint, ShardMove, Swapped};
+use crate::mover::step::{Blueprint, ShardMove, SwapOutcome};
 use crate::pg::quote_literal;
-use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{OTHER_VERSION, RecordComparison, fingerprint};
 use crate::schema::catalog::{CLOSE_PATH, Namespace, preamble};
 
 /// What the target knows about the token by which it may be opened: its hash.
@@ -69,7 +69,7 @@ impl ShardMove<'_> {
                 ),
             })?;
         let locks = self
-            .mark_when_free(&self.source, Swapped { attempt, left })
+            .mark_when_free(&self.source, SwapOutcome { attempt, left })
             .await?;
         if !locks.is_empty() {
             return Ok(Outcome::Blocked(locks));
@@ -124,11 +124,11 @@ impl ShardMove<'_> {
         }
         let facts = self.facts_at_source(&Namespace::Oid(left)).await?;
         let altered = match fingerprint(&facts).compare(entry.fingerprint.as_deref()) {
-            Recorded::Same => None,
-            Recorded::Other => Some(
+            RecordComparison::Same => None,
+            RecordComparison::Other => Some(
                 "its tables, functions or grants are not what they were when the target was built",
             ),
-            Recorded::Unknown => Some(OTHER_VERSION),
+            RecordComparison::Unknown => Some(OTHER_VERSION),
         };
         if let Some(what) = altered {
             return Ok(Err(what.to_owned()));
@@ -156,12 +156,12 @@ impl ShardMove<'_> {
         let throttle = Throttle::open();
         let (mut rows, mut bytes) = (0, 0);
         for table in &tables {
-            let tell = |bytes| self.observer.tell(Event::Copying { shard, bytes });
+            let tell = |bytes| self.observer.notify(Event::Copying { shard, bytes });
             let (out, into) = transfer::statements(table, left_name, &incoming, "true");
             let (n, size) =
                 transfer::pipe((&self.source, &out), (&self.target, &into), &throttle, tell)
                     .await?;
-            self.observer.tell(Event::TableCopied {
+            self.observer.notify(Event::TableCopied {
                 shard,
                 table: table.name.clone(),
                 rows: n,

@@ -30,7 +30,7 @@ pub(super) const REHEARSAL_WAITS: &str = "100ms";
 
 /// The result of a swap.
 #[derive(Clone, Copy)]
-pub(crate) struct Swapped {
+pub(crate) struct SwapOutcome {
     /// The attempt's number.
     pub(crate) attempt: i32,
     /// The OID of the schema that has the shard's tables, whatever its name is.
@@ -51,7 +51,7 @@ impl ShardMove<'_> {
         &self,
         source: &Session,
         token: Uuid,
-    ) -> Result<Option<Swapped>, Error> {
+    ) -> Result<Option<SwapOutcome>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
         // Whether the holder has rights is only checked if there is one: planning that query takes
@@ -84,7 +84,7 @@ impl ShardMove<'_> {
         self.timings.since("swap", began);
         self.reached(Phase::Fenced);
         self.at("after swap")?;
-        Ok(Some(Swapped {
+        Ok(Some(SwapOutcome {
             attempt: row.get(0)?,
             left: row.get(1)?,
         }))
@@ -168,7 +168,7 @@ impl ShardMove<'_> {
     pub(crate) async fn mark_when_free(
         &self,
         source: &Session,
-        Swapped { attempt, left }: Swapped,
+        SwapOutcome { attempt, left }: SwapOutcome,
     ) -> Result<Vec<Lock>, Error> {
         let began = Instant::now();
         // Locks are looked for first, since the marker needs the row that this returns.

@@ -43,7 +43,7 @@ use crate::mover::stream::row_index;
 
 pub(crate) use crate::mover::step::at_open::{at_open, text_at_open};
 pub(crate) use crate::mover::step::copy::{Outcome, token_hash};
-pub(crate) use crate::mover::step::fence::{HELD, Swapped};
+pub(crate) use crate::mover::step::fence::{HELD, SwapOutcome};
 pub(crate) use crate::mover::step::prepare::Blueprint;
 pub(crate) use crate::mover::step::timings::Timings;
 
@@ -72,7 +72,7 @@ impl ShardMove<'_> {
 
     pub(crate) fn reached(&self, phase: Phase) {
         tracing::info!(shard = %self.hold.shard, id = %self.hold.id, %phase, "a move has reached");
-        self.observer.tell(Event::Reached {
+        self.observer.notify(Event::Reached {
             shard: self.hold.shard,
             phase,
         });

@@ -24,7 +24,9 @@ use crate::mover::stream::row_index;
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 use crate::pg::quote_ident;
-use crate::schema::catalog::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{
+    Fingerprint, OTHER_VERSION, RecordComparison, fingerprint,
+};
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace, Relation};
 use crate::shard::ShardId;
 
@@ -192,13 +194,13 @@ impl ShardMove<'_> {
         let epoch = ShardEpoch::from_i32(row.get(0)?).filter(|epoch| epoch.next() == self.epoch);
         let epoch = epoch.ok_or_else(|| refuse("the shard has moved on since".to_owned()))?;
         match fingerprint.compare(row.get::<_, Option<String>>(1)?.as_deref()) {
-            Recorded::Same => {}
-            Recorded::Other => {
+            RecordComparison::Same => {}
+            RecordComparison::Other => {
                 let reason = "the shard's tables were altered since, or one of its foreign keys \
                     was not validated, because rows break it (`pgshard check --ddl` says which)";
                 return Err(refuse(reason.to_owned()));
             }
-            Recorded::Unknown => {
+            RecordComparison::Unknown => {
                 let reason = format!("{OTHER_VERSION}; that one can take the shard back");
                 return Err(refuse(reason));
             }
@@ -371,7 +373,7 @@ pub(crate) async fn drop_constraints(
         .transpose()?
         .flatten()
     else {
-        return lose(
+        return mark_rollback_lost(
             source,
             entry.id,
             entry.shard,
@@ -380,14 +382,18 @@ pub(crate) async fn drop_constraints(
         .await;
     };
     let Some(oid) = facts::schema_oid(source, &left).await? else {
-        return lose(source, entry.id, entry.shard, "its old copy is gone").await;
+        return mark_rollback_lost(source, entry.id, entry.shard, "its old copy is gone").await;
     };
     let mut facts = facts::of_schema(source, &Namespace::Oid(oid)).await?;
     let tables = table::shapes(source, oid).await?;
     match fingerprint(&facts).compare(entry.fingerprint.as_deref()) {
-        Recorded::Same => {}
-        Recorded::Other => return lose(source, entry.id, entry.shard, ALTERED).await,
-        Recorded::Unknown => return lose(source, entry.id, entry.shard, OTHER_VERSION).await,
+        RecordComparison::Same => {}
+        RecordComparison::Other => {
+            return mark_rollback_lost(source, entry.id, entry.shard, ALTERED).await;
+        }
+        RecordComparison::Unknown => {
+            return mark_rollback_lost(source, entry.id, entry.shard, OTHER_VERSION).await;
+        }
     }
     let version = facts::version(source).await?;
     let target = Target {
@@ -397,7 +403,7 @@ pub(crate) async fn drop_constraints(
         closed: &target::closed_schemas(source, &facts).await?,
     };
     let Ok(mut creation) = ddl::create(&facts, &target) else {
-        return lose(
+        return mark_rollback_lost(
             source,
             entry.id,
             entry.shard,
@@ -481,7 +487,7 @@ pub(crate) async fn drop_constraints(
     if dropped? {
         Ok(())
     } else {
-        lose(source, entry.id, entry.shard, ALTERED).await
+        mark_rollback_lost(source, entry.id, entry.shard, ALTERED).await
     }
 }
 
@@ -559,7 +565,7 @@ pub(crate) fn take_off(facts: &mut Facts, schema: &str) -> String {
 /// Gives up the reverse replication of one shard.
 ///
 /// Locks: its row, for one statement.
-pub(crate) async fn lose(
+pub(crate) async fn mark_rollback_lost(
     source: &Session,
     id: MoveId,
     shard: ShardId,

@@ -30,7 +30,7 @@ use crate::mover::step::at_open::{statements_at, text_at_open};
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
 use crate::mover::stream::slot;
-use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{OTHER_VERSION, RecordComparison, fingerprint};
 use crate::schema::catalog::{CLOSE_PATH, Namespace, preamble};
 
 impl ShardMove<'_> {
@@ -52,16 +52,16 @@ impl ShardMove<'_> {
             let glance = Glance::at(&self.source, schema).await?;
             let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
             match fingerprint(&facts).compare(entry.fingerprint.as_deref()) {
-                Recorded::Same => {}
-                Recorded::Other => return Err(altered(Alteration::Definition.words())),
-                Recorded::Unknown => return Err(altered(OTHER_VERSION)),
+                RecordComparison::Same => {}
+                RecordComparison::Other => return Err(altered(Alteration::Definition.describe())),
+                RecordComparison::Unknown => return Err(altered(OTHER_VERSION)),
             }
             self.refuse_unnamed(schema).await?;
             // A rollback finds rows that it has not copied.
             if self.rollback_of.is_none()
                 && original::is_rewritten(&self.source, schema, &self.copied().await?).await?
             {
-                return Err(altered(Alteration::Rows.words()));
+                return Err(altered(Alteration::Rows.describe()));
             }
             Ok(Blueprint::of(glance, &facts, self.creation(&facts).await?))
         })
@@ -343,7 +343,7 @@ impl ShardMove<'_> {
             .clone()
             .alteration(&self.source, schema)
             .await?;
-        Ok(alteration.map(|alteration| alteration.words().to_owned()))
+        Ok(alteration.map(|alteration| alteration.describe().to_owned()))
     }
 
     /// What keeps the shard's changes out of its stream, if anything.

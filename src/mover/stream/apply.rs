@@ -126,7 +126,7 @@ struct Purpose {
 }
 
 impl Purpose {
-    fn words(&self) -> String {
+    fn summary(&self) -> String {
         let texts = self.row.iter().map(|text| match text {
             Some(text) if text.len() <= 60 => String::from_utf8_lossy(text).into_owned(),
             Some(text) => format!("{}…", String::from_utf8_lossy(&text[..60])),
@@ -169,7 +169,7 @@ pub(crate) struct Applier {
 /// What became of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Committed {
+pub(crate) enum CommitOutcome {
     Yes,
     /// A statement of the mover's own did not hit its rows, so nothing of the transaction was
     /// committed.
@@ -289,7 +289,7 @@ impl Applier {
 
     /// Runs a statement of the mover's own in the transaction. One that must hit certain rows
     /// divides by zero if it does not: [`commit`](Applier::commit) does not wait for its answer.
-    pub(crate) async fn own(
+    pub(crate) async fn run_control_statement(
         &mut self,
         what: &'static str,
         sql: &'static str,
@@ -333,9 +333,9 @@ impl Applier {
     /// Commits, after [`settle`](Applier::settle) and nothing but the mover's own statements since.
     /// The commit is sent behind those, so that a driver behind a fence waits for one answer: if
     /// one of them fails, the server turns it into a rollback.
-    pub(crate) async fn commit(&mut self) -> Result<Committed, Failure> {
+    pub(crate) async fn commit(&mut self) -> Result<CommitOutcome, Failure> {
         if !self.open {
-            return Ok(Committed::Yes);
+            return Ok(CommitOutcome::Yes);
         }
         let session = self.session.clone();
         let outcome = async move { session.client.batch_execute("COMMIT").await.map(|()| 0) };
@@ -350,11 +350,11 @@ impl Applier {
             Box::pin(outcome),
         );
         self.open = false;
-        let mut committed = Committed::Yes;
+        let mut committed = CommitOutcome::Yes;
         while let Some(mut sent) = self.sent.pop_front() {
             (&mut sent.outcome).await;
             // The errors after a failed statement only report that one has failed.
-            if committed == Committed::Yes {
+            if committed == CommitOutcome::Yes {
                 committed = self.fits(sent)?;
             }
         }
@@ -362,13 +362,15 @@ impl Applier {
     }
 
     /// Whether an own statement that is answered has hit its rows.
-    fn fits(&self, mut sent: Sent) -> Result<Committed, Failure> {
+    fn fits(&self, mut sent: Sent) -> Result<CommitOutcome, Failure> {
         match Pin::new(&mut sent.outcome)
             .take_output()
             .expect("an answer is looked at once")
         {
-            Ok(_) => Ok(Committed::Yes),
-            Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => Ok(Committed::No),
+            Ok(_) => Ok(CommitOutcome::Yes),
+            Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => {
+                Ok(CommitOutcome::No)
+            }
             Err(error) => Err(self.failure(&sent.purpose, error)),
         }
     }
@@ -603,7 +605,7 @@ impl Applier {
                 (Some(layout), Some(expected)) if rows != expected => {
                     let what = format!(
                         "{} hit {rows} rows instead of {expected}",
-                        sent.purpose.words()
+                        sent.purpose.summary()
                     );
                     Err(diverged(layout.shard, layout, what))
                 }
@@ -623,7 +625,7 @@ impl Applier {
         {
             let what = format!(
                 "{} failed: {}",
-                purpose.words(),
+                purpose.summary(),
                 cause::server_message(refused)
             );
             return diverged(layout.shard, layout, what);

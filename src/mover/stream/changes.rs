@@ -26,7 +26,7 @@ use crate::mover::stream::wire::{Relation, Row, Value};
 
 /// A shard that is followed.
 #[derive(Clone, Debug)]
-pub(crate) struct Followed {
+pub(crate) struct ShardStream {
     pub(crate) hold: Hold,
     /// Transactions with a commit record that begins before this position are at the target.
     pub(crate) applied: u64,
@@ -315,7 +315,7 @@ impl TableState {
         let id = *options.id.uuid();
         let shard = self.shard.as_i32();
         applier
-            .own(
+            .run_control_statement(
                 "keeping the snapshot of a row",
                 sql,
                 vec![

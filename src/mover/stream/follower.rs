@@ -185,7 +185,7 @@ impl Follower {
     ///
     /// # Cancel safety
     /// Dropping the future ends the pause.
-    pub(crate) async fn pause(&self) -> Result<Paused, Error> {
+    pub(crate) async fn pause(&self) -> Result<PausedFollower, Error> {
         let (steps, receiver) = mpsc::channel(1);
         let (granted, answer) = oneshot::channel();
         let _ = self
@@ -196,7 +196,7 @@ impl Follower {
             })
             .await;
         answer.await.map_err(|_| self.gone())?;
-        Ok(Paused {
+        Ok(PausedFollower {
             steps,
             view: self.view.clone(),
         })
@@ -237,12 +237,12 @@ fn gone(view: &View) -> Error {
 }
 
 /// A follower that is paused.
-pub(crate) struct Paused {
+pub(crate) struct PausedFollower {
     steps: mpsc::Sender<Align>,
     view: watch::Receiver<View>,
 }
 
-impl Paused {
+impl PausedFollower {
     /// Makes the target exactly what this snapshot of the source sees. It reads on to the
     /// watermark, which was written after the snapshot was taken, and applies the transactions that
     /// the snapshot sees. After that it is paused again.

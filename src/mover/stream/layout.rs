@@ -259,7 +259,7 @@ impl Layout {
                 "UPDATE ONLY {} SET {} WHERE {}",
                 self.target,
                 set.join(", "),
-                self.named(columns.len())
+                self.row_condition(columns.len())
             );
         }
         let set: Vec<String> = names
@@ -293,7 +293,7 @@ impl Layout {
             format!(
                 "DELETE FROM ONLY {} AS t WHERE {}",
                 self.target,
-                self.named(columns.len())
+                self.row_condition(columns.len())
             )
         } else {
             kept.extend((0..columns.len()).map(|at| format!("v.c{at}")));
@@ -319,7 +319,11 @@ impl Layout {
     /// Deletes this many rows, with the same parameters as [`update`](Layout::update).
     pub(crate) fn delete(&self, rows: usize) -> String {
         if rows == 1 {
-            return format!("DELETE FROM ONLY {} WHERE {}", self.target, self.named(0));
+            return format!(
+                "DELETE FROM ONLY {} WHERE {}",
+                self.target,
+                self.row_condition(0)
+            );
         }
         format!(
             "DELETE FROM ONLY {} AS t USING {} WHERE {}",
@@ -373,7 +377,7 @@ impl Layout {
     }
 
     /// The condition that finds one row; its parameters come after the first `before`.
-    fn named(&self, before: usize) -> String {
+    fn row_condition(&self, before: usize) -> String {
         if self.has_key() {
             let equal = |(at, column): (usize, &Column)| {
                 format!(

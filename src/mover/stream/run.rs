@@ -17,8 +17,8 @@ use crate::mover::copy::snapshot::{Snapshot, widen};
 use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-use crate::mover::stream::apply::{Applier, Care, Committed};
-use crate::mover::stream::changes::{Followed, Tables};
+use crate::mover::stream::apply::{Applier, Care, CommitOutcome};
+use crate::mover::stream::changes::{ShardStream, Tables};
 use crate::mover::stream::command::{Align, Command};
 use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault};
@@ -81,7 +81,7 @@ pub(crate) struct Run<'a> {
     state: &'a mut FollowerState,
     applier: Applier,
     transport: Transport,
-    shards: BTreeMap<ShardId, Followed>,
+    shards: BTreeMap<ShardId, ShardStream>,
     tables: Tables,
     control: HashMap<u32, Control>,
     /// A full transaction number from a short time ago.
@@ -101,7 +101,7 @@ impl<'a> Run<'a> {
         state: &'a mut FollowerState,
         applier: Applier,
         transport: Transport,
-        shards: BTreeMap<ShardId, Followed>,
+        shards: BTreeMap<ShardId, ShardStream>,
         tables: Tables,
         near: u64,
         confirmation: Confirmation,
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
                 Ok(())
             }
             Message::Insert { relation, new } => match self.control.get(&relation).cloned() {
-                Some(control) => self.own(&control, &new),
+                Some(control) => self.control_row(&control, &new),
                 None => self.change(relation, bytes, Change::Insert(new)).await,
             },
             Message::Update { relation, old, new } => {
@@ -273,7 +273,7 @@ impl<'a> Run<'a> {
     }
 
     /// Processes a marker or a watermark.
-    fn own(&mut self, control: &Control, new: &Row) -> Result<(), Failure> {
+    fn control_row(&mut self, control: &Control, new: &Row) -> Result<(), Failure> {
         let transaction = self.transaction()?;
         let value = |relation: &Relation, name: &str| {
             let at = relation.columns.iter().position(|column| column == name)?;
@@ -471,7 +471,7 @@ impl<'a> Run<'a> {
                 WHERE shard_id = $1 AND move_id = $2 AND lease = $3 RETURNING 1)
             SELECT 1 / pg_catalog.count(*) FROM hit";
         self.applier
-            .own(
+            .run_control_statement(
                 "making a shard ready",
                 sql,
                 vec![
@@ -487,7 +487,7 @@ impl<'a> Run<'a> {
 
     /// Locks: rows of pgshard.progress that are ours, until the end of the target's transaction.
     async fn record(&mut self, shards: &BTreeSet<ShardId>, position: u64) -> Result<(), Failure> {
-        let followed: Vec<&Followed> = shards
+        let followed: Vec<&ShardStream> = shards
             .iter()
             .filter_map(|shard| self.shards.get(shard))
             .collect();
@@ -508,7 +508,7 @@ impl<'a> Run<'a> {
         let breaches: Vec<Option<String>> = followed.iter().map(|one| one.breach.clone()).collect();
         let id = *self.state.options.id.uuid();
         self.applier
-            .own(
+            .run_control_statement(
                 "recording the progress",
                 sql,
                 vec![
@@ -526,7 +526,7 @@ impl<'a> Run<'a> {
     /// Commits, unless the rows of these shards are not what this mover has written; then it finds
     /// the shard whose lease is gone.
     async fn commit_for(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
-        if self.applier.commit().await? == Committed::Yes {
+        if self.applier.commit().await? == CommitOutcome::Yes {
             return Ok(());
         }
         let session = &self.applier.session;
@@ -644,7 +644,7 @@ impl<'a> Run<'a> {
                 self.state.expected.remove(&shard);
                 self.shards.remove(&shard);
                 self.tables.retain(|_, table| table.shard != shard);
-                self.state.lose(shard, Fault::Detached);
+                self.state.mark_lost(shard, Fault::Detached);
                 self.report(None);
                 if self.shards.is_empty() {
                     return Ok(Some(End::Alone));
@@ -658,7 +658,7 @@ impl<'a> Run<'a> {
                         shard: None,
                         why: "a pause was too long".to_owned(),
                     };
-                    tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps))
+                    tokio::time::timeout(PAUSE_LIMIT, self.serve_pause(&mut steps))
                         .await
                         .map_err(|_| over())??;
                 }
@@ -668,7 +668,7 @@ impl<'a> Run<'a> {
     }
 
     /// Does nothing until the pause is dropped, except what [`Align`] requests.
-    async fn stand(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
+    async fn serve_pause(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
         while let Some(Align {
             snapshot,
             watermark,

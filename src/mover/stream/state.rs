@@ -59,7 +59,7 @@ impl FollowerState {
         }
     }
 
-    pub(super) fn lose(&self, shard: ShardId, fault: Fault) {
+    pub(super) fn mark_lost(&self, shard: ShardId, fault: Fault) {
         if fault != Fault::Detached {
             tracing::warn!(%shard, ?fault, "a shard is no longer followed");
         }

@@ -116,7 +116,7 @@ impl Transport {
             .options
             .patience()
             .map_or(STATUS_EVERY, |patience| patience.idle / 3);
-        let writer = tokio::spawn(tell(writer, told, asked, every, by));
+        let writer = tokio::spawn(confirm_position(writer, told, asked, every, by));
         Ok(Transport {
             packs,
             durable,
@@ -229,19 +229,19 @@ fn frame(
     said: &watch::Sender<Server>,
     asked: &Notify,
 ) -> Result<Option<Frame>, Error> {
-    let malformed = |wire::Malformed { what }| Error::Malformed {
+    let malformed = |wire::WireError { what }| Error::Malformed {
         host: host.clone(),
         what,
     };
     let short = |_| {
-        malformed(wire::Malformed {
+        malformed(wire::WireError {
             what: "a frame ends early",
         })
     };
     match body.try_get_u8().map_err(short)? {
         b'w' => {
             let _start = body.try_get_u64().map_err(short)?;
-            heard(
+            note_position(
                 said,
                 body.try_get_u64().map_err(short)?,
                 body.try_get_i64().map_err(short)?,
@@ -258,7 +258,7 @@ fn frame(
                 body.try_get_i64().map_err(short)?,
             );
             let reply = body.try_get_u8().map_err(short)?;
-            heard(said, wal_end, clock);
+            note_position(said, wal_end, clock);
             if reply != 0 {
                 asked.notify_one();
             }
@@ -274,7 +274,7 @@ pub(super) fn frame_of_test(body: Bytes, host: &HostName) -> Result<Option<Frame
     frame(body, host, &watch::Sender::default(), &Notify::new())
 }
 
-fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
+fn note_position(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
     said.send_modify(|server| {
         server.wal_end = server.wal_end.max(wal_end);
         server.clock = clock;
@@ -284,7 +284,7 @@ fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
 /// Ends with the connection; the reader finds out why it ended. An answer is wanted every
 /// `reply_every`: a server that has nothing to send would be silent for half of
 /// `wal_sender_timeout`, or for ever where that is 0.
-async fn tell(
+async fn confirm_position(
     mut writer: Writer,
     mut durable: watch::Receiver<u64>,
     asked: Arc<Notify>,

@@ -90,12 +90,12 @@ impl Value {
 /// The bytes are no message of pgoutput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message of the stream cannot be read: {what}")]
-pub(crate) struct Malformed {
+pub(crate) struct WireError {
     pub(crate) what: &'static str,
 }
 
 /// Reads one message.
-pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
+pub(crate) fn decode(message: Bytes) -> Result<Message, WireError> {
     let mut rest = Input(message);
     let decoded = match rest.byte()? {
         b'B' => Message::Begin {
@@ -117,7 +117,7 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
                     new: rest.row()?,
                 },
                 _ => {
-                    return Err(Malformed {
+                    return Err(WireError {
                         what: "an insert without a row",
                     });
                 }
@@ -132,7 +132,7 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
                 kind = rest.byte()?;
             }
             if kind != b'N' {
-                return Err(Malformed {
+                return Err(WireError {
                     what: "an update without a row",
                 });
             }
@@ -150,7 +150,7 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
                     old: rest.row()?,
                 },
                 _ => {
-                    return Err(Malformed {
+                    return Err(WireError {
                         what: "a delete without a row",
                     });
                 }
@@ -159,7 +159,7 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
         b'T' => {
             let (count, _options) = (rest.u32()?, rest.byte()?);
             if rest.0.len() != count as usize * 4 {
-                return Err(Malformed {
+                return Err(WireError {
                     what: "a truncate with another number of tables than it says",
                 });
             }
@@ -169,13 +169,13 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
         }
         b'O' | b'Y' | b'M' => return Ok(Message::Other),
         _ => {
-            return Err(Malformed {
+            return Err(WireError {
                 what: "a kind of message that is not known",
             });
         }
     };
     if rest.0.has_remaining() {
-        return Err(Malformed {
+        return Err(WireError {
             what: "bytes after the end of a message",
         });
     }
@@ -185,37 +185,37 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
 /// The part of a message that has not been read yet.
 struct Input(Bytes);
 
-const SHORT: Malformed = Malformed {
+const SHORT: WireError = WireError {
     what: "it ends early",
 };
 
 impl Input {
-    fn byte(&mut self) -> Result<u8, Malformed> {
+    fn byte(&mut self) -> Result<u8, WireError> {
         self.0.try_get_u8().map_err(|_| SHORT)
     }
 
-    fn u16(&mut self) -> Result<u16, Malformed> {
+    fn u16(&mut self) -> Result<u16, WireError> {
         self.0.try_get_u16().map_err(|_| SHORT)
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    fn u32(&mut self) -> Result<u32, WireError> {
         self.0.try_get_u32().map_err(|_| SHORT)
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    fn u64(&mut self) -> Result<u64, WireError> {
         self.0.try_get_u64().map_err(|_| SHORT)
     }
 
-    fn name(&mut self) -> Result<String, Malformed> {
+    fn name(&mut self) -> Result<String, WireError> {
         let end = self.0.iter().position(|byte| *byte == 0).ok_or(SHORT)?;
         let name = self.0.split_to(end);
         self.0.advance(1);
-        String::from_utf8(name.into()).map_err(|_| Malformed {
+        String::from_utf8(name.into()).map_err(|_| WireError {
             what: "a name that is not UTF-8",
         })
     }
 
-    fn relation(&mut self) -> Result<Relation, Malformed> {
+    fn relation(&mut self) -> Result<Relation, WireError> {
         let oid = self.u32()?;
         let (schema, name) = (self.name()?, self.name()?);
         let (_identity, count) = (self.byte()?, self.u16()?);
@@ -240,7 +240,7 @@ impl Input {
         })
     }
 
-    fn row(&mut self) -> Result<Row, Malformed> {
+    fn row(&mut self) -> Result<Row, WireError> {
         let count = self.u16()?;
         // No more than there are bytes: the count is not trusted before the values are there.
         let mut row = Vec::with_capacity(usize::from(count).min(self.0.len()));
@@ -256,7 +256,7 @@ impl Input {
                     Value::Text(self.0.split_to(length))
                 }
                 _ => {
-                    return Err(Malformed {
+                    return Err(WireError {
                         what: "a value that is neither null nor text",
                     });
                 }
@@ -391,7 +391,7 @@ mod tests {
         for (bytes, what) in cases {
             assert_eq!(
                 decode(Bytes::copy_from_slice(bytes)),
-                Err(Malformed { what }),
+                Err(WireError { what }),
                 "{bytes:?}"
             );
         }

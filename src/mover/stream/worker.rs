@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::types::PgLsn;
 
 use crate::backoff::Backoff;
-use crate::mover::control::journal::Signed;
+use crate::mover::control::journal::SessionPurpose;
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::copy::chunks;
@@ -21,7 +21,7 @@ use crate::shard::ShardId;
 
 use crate::mover::stream::adopt::adopt;
 use crate::mover::stream::apply::Applier;
-use crate::mover::stream::changes::{Followed, TableState, Tables};
+use crate::mover::stream::changes::{ShardStream, TableState, Tables};
 use crate::mover::stream::command::Command;
 use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault, is_undecodable};
@@ -76,7 +76,7 @@ impl Worker {
             match failure {
                 Failure::Final(error) => return Err(*error),
                 Failure::Shard(shard, fault) => {
-                    self.state.lose(shard, fault);
+                    self.state.mark_lost(shard, fault);
                     continue;
                 }
                 Failure::Passing(error) => {
@@ -185,7 +185,7 @@ impl Worker {
                 host: self.state.options.target.clone(),
                 message: message.to_owned(),
             };
-            self.state.lose(shard.hold.shard, fault);
+            self.state.mark_lost(shard.hold.shard, fault);
         }
     }
 
@@ -198,7 +198,7 @@ impl Worker {
             .open_new(&self.state.options.target)
             .await?;
         if let Some(first) = self.state.options.shards.first() {
-            target.sign(first.hold, Signed::Group).await?;
+            target.sign(first.hold, SessionPurpose::Group).await?;
         }
         let applier = Applier::new(target, self.state.caution.care()).await?;
         let session = applier.session.clone();
@@ -315,7 +315,7 @@ impl Worker {
     async fn progress(
         &mut self,
         session: &Session,
-    ) -> Result<BTreeMap<ShardId, Followed>, Failure> {
+    ) -> Result<BTreeMap<ShardId, ShardStream>, Failure> {
         let sql = "SELECT p.shard_id, p.lease, p.applied_lsn, p.breach, i.ready_attempt
             FROM pgshard.progress p
             LEFT JOIN pgshard.incoming i ON i.shard_id = p.shard_id AND i.move_id = p.move_id
@@ -346,13 +346,13 @@ impl Worker {
                 continue;
             }
             let Some(row) = rows.get(&hold.shard.as_i32()) else {
-                self.state.lose(hold.shard, Fault::LeaseLost);
+                self.state.mark_lost(hold.shard, Fault::LeaseLost);
                 continue;
             };
             let applied = u64::from(row.get::<_, PgLsn>(2)?);
             if row.get::<_, uuid::Uuid>(1)? != hold.lease {
                 self.state.held.insert(hold.shard, applied);
-                self.state.lose(hold.shard, Fault::LeaseLost);
+                self.state.mark_lost(hold.shard, Fault::LeaseLost);
                 continue;
             }
             let (breach, marked): (Option<String>, Option<i32>) = (row.get(3)?, row.get(4)?);
@@ -363,7 +363,7 @@ impl Worker {
             });
             shards.insert(
                 hold.shard,
-                Followed {
+                ShardStream {
                     hold,
                     applied,
                     marked,
@@ -378,7 +378,7 @@ impl Worker {
     async fn tables(
         &self,
         session: &Session,
-        shards: &BTreeMap<ShardId, Followed>,
+        shards: &BTreeMap<ShardId, ShardStream>,
     ) -> Result<Tables, Failure> {
         let followed = || {
             self.state

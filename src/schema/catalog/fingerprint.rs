@@ -43,23 +43,23 @@ impl Fingerprint {
     }
 
     /// Whether the definition is the one that was recorded.
-    pub(crate) fn compare(&self, recorded: Option<&str>) -> Recorded {
+    pub(crate) fn compare(&self, recorded: Option<&str>) -> RecordComparison {
         let (version, digits) =
             match recorded.map(|text| text.split_once(':').unwrap_or(("1", text))) {
                 Some(both) => both,
-                None => return Recorded::Other,
+                None => return RecordComparison::Other,
             };
         match version.parse() {
-            Ok(VERSION) if digits == self.0 => Recorded::Same,
-            Ok(VERSION) => Recorded::Other,
-            _ => Recorded::Unknown,
+            Ok(VERSION) if digits == self.0 => RecordComparison::Same,
+            Ok(VERSION) => RecordComparison::Other,
+            _ => RecordComparison::Unknown,
         }
     }
 }
 
 /// How a definition compares with what was recorded of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recorded {
+pub(crate) enum RecordComparison {
     /// It is the same.
     Same,
     /// It is another, or nothing was recorded.
@@ -749,12 +749,12 @@ mod tests {
         let ours = Fingerprint("0a".repeat(32));
         let (same, marked) = (ours.record(), format!("{VERSION}:{}", ours.0));
         for (recorded, is) in [
-            (Some(same.as_str()), Recorded::Same),
-            (Some(&marked), Recorded::Same),
-            (Some("ff"), Recorded::Other),
-            (None, Recorded::Other),
-            (Some(&format!("99:{}", ours.0)), Recorded::Unknown),
-            (Some("x:"), Recorded::Unknown),
+            (Some(same.as_str()), RecordComparison::Same),
+            (Some(&marked), RecordComparison::Same),
+            (Some("ff"), RecordComparison::Other),
+            (None, RecordComparison::Other),
+            (Some(&format!("99:{}", ours.0)), RecordComparison::Unknown),
+            (Some("x:"), RecordComparison::Unknown),
         ] {
             assert_eq!(ours.compare(recorded), is, "{recorded:?}");
         }

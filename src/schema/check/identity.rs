@@ -24,7 +24,7 @@ const NAME: &str = "pgshard identity";
 #[derive(Clone, Debug, Default)]
 pub struct Identities {
     hosts: BTreeMap<HostName, Vec<Address>>,
-    said: Vec<Said>,
+    said: Vec<IdentityRecord>,
     /// Primaries that did not say what they have recorded, and why.
     unread: BTreeMap<HostName, String>,
 }
@@ -47,7 +47,7 @@ type Address = (String, Result<Server, String>);
 
 /// What one host has recorded about another, or about itself.
 #[derive(Clone, Debug)]
-struct Said {
+struct IdentityRecord {
     by: HostName,
     host: String,
     record: Record,
@@ -132,7 +132,10 @@ fn identities_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, I
 ///
 /// # Errors
 /// When it does not say so, or says what cannot be.
-async fn recorded(by: &HostName, client: &Client) -> Result<Vec<Said>, tokio_postgres::Error> {
+async fn recorded(
+    by: &HostName,
+    client: &Client,
+) -> Result<Vec<IdentityRecord>, tokio_postgres::Error> {
     let sql = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
     let rows = match client.query_typed(sql, &[]).await {
         Ok(rows) => rows,
@@ -149,7 +152,7 @@ async fn recorded(by: &HostName, client: &Client) -> Result<Vec<Said>, tokio_pos
     for row in &rows {
         let (host, _): (_, i32) = (row.try_get(0)?, row.try_get(1)?);
         if let Some(record) = pg::record(row, 1) {
-            said.push(Said {
+            said.push(IdentityRecord {
                 by: by.clone(),
                 host,
                 record,
@@ -199,7 +202,7 @@ impl Identities {
     /// Of the records of a host that are of this kind, the one that counts.
     fn elected(&self, host: &HostName, kind: impl Fn(&Record) -> bool) -> Option<Record> {
         let about = || {
-            let of_host = |said: &&Said| said.host == host.as_str() && kind(&said.record);
+            let of_host = |said: &&IdentityRecord| said.host == host.as_str() && kind(&said.record);
             self.said.iter().filter(of_host)
         };
         let by_others = about().any(|said| said.by != *host);
@@ -402,7 +405,7 @@ impl Identities {
                 if lacks.is_empty() || !answered {
                     return None;
                 }
-                write(&connect, Replaced::Nothing, &lacks)
+                write(&connect, ReplacedRecords::Nothing, &lacks)
                     .await
                     .err()
                     .map(|source| RecordError { host: by, source })
@@ -460,7 +463,7 @@ pub async fn accept_in_advance(
     });
     let records: Vec<_> = next.into_iter().map(|record| (host, record)).collect();
     let on = async |(name, connect): &(HostName, ConnectOptions)| {
-        let written = write(connect, Replaced::Awaited(host), &records).await;
+        let written = write(connect, ReplacedRecords::Awaited(host), &records).await;
         written.map_err(|source| RecordError {
             host: name.clone(),
             source,
@@ -502,13 +505,13 @@ pub async fn accept(
         .map(|record| (host, record))
         .collect();
     for (name, connect) in hosts.iter().filter(|(name, _)| name == host) {
-        write(connect, Replaced::All(host), &records)
+        write(connect, ReplacedRecords::All(host), &records)
             .await
             .map_err(failed(name))?;
     }
     let others = hosts.iter().filter(|(name, _)| name != host);
     let written = join_all(others.map(async |(name, connect)| {
-        write(connect, Replaced::Nothing, &records)
+        write(connect, ReplacedRecords::Nothing, &records)
             .await
             .map_err(failed(name))
     }));
@@ -517,7 +520,7 @@ pub async fn accept(
 
 /// What records take the place of.
 #[derive(Clone, Copy)]
-enum Replaced<'a> {
+enum ReplacedRecords<'a> {
     Nothing,
     /// Everything that is recorded of a host.
     All(&'a HostName),
@@ -531,7 +534,7 @@ enum Replaced<'a> {
 /// Locks: ROW EXCLUSIVE on pgshard.identity, for a moment.
 async fn write(
     connect: &ConnectOptions,
-    replaced: Replaced<'_>,
+    replaced: ReplacedRecords<'_>,
     records: &[(&HostName, Record)],
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut connection = connect.connect(NAME).await?;
@@ -540,9 +543,11 @@ async fn write(
         .batch_execute("SET LOCAL lock_timeout = '2s'; SET LOCAL transaction_read_only = off")
         .await?;
     let delete = match replaced {
-        Replaced::Nothing => None,
-        Replaced::All(host) => Some((host, "DELETE FROM pgshard.identity WHERE host_name = $1")),
-        Replaced::Awaited(host) => Some((
+        ReplacedRecords::Nothing => None,
+        ReplacedRecords::All(host) => {
+            Some((host, "DELETE FROM pgshard.identity WHERE host_name = $1"))
+        }
+        ReplacedRecords::Awaited(host) => Some((
             host,
             "DELETE FROM pgshard.identity WHERE host_name = $1 AND timeline = 0",
         )),
@@ -650,7 +655,7 @@ mod tests {
                 .collect(),
             said: said
                 .iter()
-                .map(|(by, named, generation, system, timeline)| Said {
+                .map(|(by, named, generation, system, timeline)| IdentityRecord {
                     by: host(by),
                     host: (*named).to_owned(),
                     record: Record {

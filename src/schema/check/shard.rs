@@ -33,12 +33,15 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
     match owners[..] {
         [] => unserved::check(findings, hosts, in_map),
         [(served, owner)] => {
-            if let Some(there) = Served::by(hosts, owner, shard) {
+            if let Some(there) = ServingCopy::by(hosts, owner, shard) {
                 there.schema(findings, hosts.cluster);
                 there.closed(findings);
                 there.half_made(findings, hosts);
             }
-            if let Some(given) = hosts.given(shard).filter(|given| given.epoch > served) {
+            if let Some(given) = hosts
+                .last_departure(shard)
+                .filter(|given| given.epoch > served)
+            {
                 let (what, remedy) = went_back(owner, served, given);
                 findings.add_shard(
                     Severity::Alarm,
@@ -115,7 +118,7 @@ fn twice(
 }
 
 /// A shard on a host that serves it.
-struct Served<'a> {
+struct ServingCopy<'a> {
     shard: ShardId,
     host: &'a HostName,
     facts: &'a HostFacts,
@@ -123,10 +126,10 @@ struct Served<'a> {
     row: &'a ShardRow,
 }
 
-impl<'a> Served<'a> {
-    fn by(hosts: &Hosts<'a>, host: &'a HostName, shard: ShardId) -> Option<Served<'a>> {
+impl<'a> ServingCopy<'a> {
+    fn by(hosts: &Hosts<'a>, host: &'a HostName, shard: ShardId) -> Option<ServingCopy<'a>> {
         let (facts, control) = (hosts.facts(host)?, *hosts.controls.get(host)?);
-        Some(Served {
+        Some(ServingCopy {
             shard,
             host,
             facts,

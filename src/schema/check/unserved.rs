@@ -9,7 +9,7 @@ use crate::schema::survey::refusal::restore;
 
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
     let InMap { shard, host, epoch } = in_map;
-    if let Some(given) = hosts.given(shard) {
+    if let Some(given) = hosts.last_departure(shard) {
         given_away(findings, hosts, in_map, given);
         return;
     }

@@ -71,7 +71,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// The last host that has given the shard away.
-    pub(super) fn given(&self, shard: ShardId) -> Option<Departure<'a>> {
+    pub(super) fn last_departure(&self, shard: ShardId) -> Option<Departure<'a>> {
         let moved = self
             .rows(shard)
             .filter(|(_, row)| row.state == ShardState::Moved);

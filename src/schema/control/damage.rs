@@ -20,7 +20,7 @@ const RIGHTS: i32 = 9;
 
 /// What is installed, as [`INSTALLED`] gives it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub(in crate::schema) struct Installed {
+pub(in crate::schema) struct InstalledObjects {
     functions: BTreeMap<String, Function>,
     /// Tables that PUBLIC may read or write.
     open: BTreeSet<String>,
@@ -46,7 +46,7 @@ struct Function {
     public: bool,
 }
 
-/// Reads [`Installed`]. Locks: none.
+/// Reads [`InstalledObjects`]. Locks: none.
 pub(in crate::schema) const INSTALLED: &str = "
 SELECT pg_catalog.json_build_object(
     'functions', coalesce((SELECT pg_catalog.json_object_agg(proname, pg_catalog.json_build_object(
@@ -96,7 +96,7 @@ pub(in crate::schema) enum Kind {
 }
 
 /// A function as the migrations make it.
-struct Expected {
+struct ExpectedFunction {
     version: i32,
     sql: &'static str,
     body: &'static str,
@@ -105,7 +105,7 @@ struct Expected {
 }
 
 /// Everything of the control schema that is missing or altered.
-pub(in crate::schema) fn damages(installed: &Installed) -> Vec<Damage> {
+pub(in crate::schema) fn damages(installed: &InstalledObjects) -> Vec<Damage> {
     let mut found: Vec<Damage> = functions()
         .iter()
         .filter_map(|(name, one)| of_function(installed, name, one))
@@ -129,7 +129,7 @@ pub(in crate::schema) fn damages(installed: &Installed) -> Vec<Damage> {
 }
 
 /// What lies open to PUBLIC. What routers need is given to it where shards are.
-fn exposed(installed: &Installed) -> Vec<Damage> {
+fn exposed(installed: &InstalledObjects) -> Vec<Damage> {
     let for_routers = |name: &str| installed.everybody && TABLES.contains(&name);
     let mut found = Vec::new();
     for name in installed.open.iter().filter(|name| !for_routers(name)) {
@@ -157,7 +157,11 @@ fn exposed(installed: &Installed) -> Vec<Damage> {
     found
 }
 
-fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option<Damage> {
+fn of_function(
+    installed: &InstalledObjects,
+    name: &str,
+    expected: &ExpectedFunction,
+) -> Option<Damage> {
     let body = checksum(expected.body);
     let definer = header(expected.sql).contains("SECURITY DEFINER");
     let guarded = header(expected.sql).contains("SET search_path = pg_catalog, pg_temp");
@@ -218,8 +222,8 @@ fn all() -> impl Iterator<Item = (i32, &'static str)> {
     })
 }
 
-fn functions() -> BTreeMap<&'static str, Expected> {
-    let mut functions: BTreeMap<&str, Expected> = BTreeMap::new();
+fn functions() -> BTreeMap<&'static str, ExpectedFunction> {
+    let mut functions: BTreeMap<&str, ExpectedFunction> = BTreeMap::new();
     for (version, sql) in all() {
         let created = name_after(sql, "CREATE FUNCTION pgshard.");
         if let Some(name) =
@@ -228,7 +232,7 @@ fn functions() -> BTreeMap<&'static str, Expected> {
             let public = functions.get(name).and_then(|earlier| earlier.public);
             functions.insert(
                 name,
-                Expected {
+                ExpectedFunction {
                     version,
                     sql,
                     body: body(sql),

@@ -22,7 +22,7 @@ const WORDS_MAX: usize = 64;
 /// A mark that opens something that the script does not close. The server would take what follows
 /// for a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::schema) struct Unclosed {
+pub(in crate::schema) struct UnclosedMark {
     /// Its line, from 1.
     pub(in crate::schema) line: usize,
     /// The mark: `'`, `"`, `/*` or `$body$`.
@@ -38,7 +38,7 @@ pub(in crate::schema) fn statements(sql: &str) -> Vec<Statement> {
 
 /// The text or comment that the script opens and does not close. The server reads a whole script
 /// before it runs the first statement, so none of them changes what a backslash means in it.
-pub(in crate::schema) fn unclosed(sql: &str) -> Option<Unclosed> {
+pub(in crate::schema) fn unclosed(sql: &str) -> Option<UnclosedMark> {
     read(sql).1
 }
 
@@ -55,7 +55,7 @@ enum Kind<'a> {
     Mark(char),
 }
 
-fn read(sql: &str) -> (Vec<Statement>, Option<Unclosed>) {
+fn read(sql: &str) -> (Vec<Statement>, Option<UnclosedMark>) {
     let (mut list, mut unclosed) = (Vec::new(), None);
     let mut now: Option<Statement> = None;
     // BEGIN ATOMIC … END of an SQL function contains statements; CASE … END is nested in it.
@@ -133,7 +133,7 @@ fn token(text: &str, escapes: bool) -> (Option<usize>, Kind<'_>) {
 }
 
 /// What is opened at the beginning of a text and not closed in it.
-fn opened(text: &str, line: usize) -> Unclosed {
+fn opened(text: &str, line: usize) -> UnclosedMark {
     let (mark, why) = match text.as_bytes().first() {
         Some(b'/') => ("/*", "opens a comment that is never closed"),
         Some(b'"') => ("\"", "opens a name that is never closed"),
@@ -143,7 +143,7 @@ fn opened(text: &str, line: usize) -> Unclosed {
         ),
         _ => ("'", "opens a text that is never closed"),
     };
-    Unclosed {
+    UnclosedMark {
         line,
         mark: mark.to_owned(),
         why,

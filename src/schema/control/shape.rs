@@ -100,7 +100,7 @@ const RESTORE: &str = "restore the host's database from a backup or a standby: w
 
 /// A table as the migrations create it.
 #[derive(Clone, Debug)]
-struct Made {
+struct TableDefinition {
     version: i32,
     /// The statement that creates it, and those that alter it.
     sql: Vec<&'static str>,
@@ -291,7 +291,13 @@ fn owner_remedy(kind: &str, name: &str, owner: &str) -> String {
     )
 }
 
-fn of_table(name: &str, made: &Made, there: &Table, owner: &str, found: &mut Vec<Damage>) {
+fn of_table(
+    name: &str,
+    made: &TableDefinition,
+    there: &Table,
+    owner: &str,
+    found: &mut Vec<Damage>,
+) {
     let table = format!("pgshard.{name}");
     let version = made.version;
     if there.owner != owner {
@@ -476,13 +482,13 @@ pub(in crate::schema) fn columns() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 /// The tables, from the migrations' statements in order.
-fn tables() -> BTreeMap<String, Made> {
-    let mut tables: BTreeMap<String, Made> = BTreeMap::new();
+fn tables() -> BTreeMap<String, TableDefinition> {
+    let mut tables: BTreeMap<String, TableDefinition> = BTreeMap::new();
     for (version, sql) in all() {
         if let Some(rest) = sql.strip_prefix("CREATE TABLE pgshard.") {
             let name = identifier(rest).to_owned();
             let (columns, checks) = (BTreeMap::new(), Vec::new());
-            let mut made = Made {
+            let mut made = TableDefinition {
                 version,
                 sql: vec![sql],
                 columns,
@@ -510,7 +516,7 @@ fn tables() -> BTreeMap<String, Made> {
     tables
 }
 
-impl Made {
+impl TableDefinition {
     /// A line of a CREATE TABLE, or the text after ADD COLUMN.
     fn add(&mut self, version: i32, item: &str) {
         if item.starts_with("CHECK ") {

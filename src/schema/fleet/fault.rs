@@ -39,7 +39,7 @@ pub enum ShardFault {
         source_host: HostName,
     },
     /// A move is at work, so the shard's tables may not change.
-    #[error("a move away from here is at work, and migrations wait for it{}", told(.0))]
+    #[error("a move away from here is at work, and migrations wait for it{}", describe_move(.0))]
     Moving(Option<OpenMove>),
     /// A host could not be read. A shard that it serves would get an empty second copy.
     #[error("{} could not be asked whether it serves it", names(hosts))]
@@ -273,7 +273,7 @@ fn names(hosts: &[HostName]) -> String {
 }
 
 /// The move that is at work, as the end of a sentence.
-fn told(open: &Option<OpenMove>) -> String {
+fn describe_move(open: &Option<OpenMove>) -> String {
     open.as_ref()
         .map(|open| format!(": {open}"))
         .unwrap_or_default()

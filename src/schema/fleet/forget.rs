@@ -66,7 +66,7 @@ pub fn forget<'a>(
         // One host after the other, by name, as bootstrap does: so two cannot wait for each other
         // in a circle.
         for ((name, _), session) in hosts.iter().zip(opened) {
-            match look(session, cluster, name).await {
+            match lock_and_read(session, cluster, name).await {
                 Ok((session, facts)) => good.push((name, session, facts)),
                 // It may be gone already, or have no control schema. One that answers with an error
                 // may have shards.
@@ -211,7 +211,7 @@ fn shards_on(host: &HostName, read: &[(&HostName, Connection, HostFacts)]) -> Ve
 }
 
 /// Locks a host and reads it, if it is as it should be.
-async fn look(
+async fn lock_and_read(
     session: Result<Connection, HostFault>,
     cluster: &Cluster,
     name: &HostName,

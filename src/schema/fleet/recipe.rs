@@ -161,7 +161,7 @@ impl Failure {
         move |error| Failure {
             fault: ShardFault::Statement {
                 doing,
-                words: words(&error),
+                words: error_message(&error),
             },
             error: Some(error),
         }
@@ -169,7 +169,7 @@ impl Failure {
 
     /// For a file.
     pub(in crate::schema) fn of(name: &str, text: &str, error: tokio_postgres::Error) -> Failure {
-        let (migration, line, words) = (name.to_owned(), line(&error, text), words(&error));
+        let (migration, line, words) = (name.to_owned(), line(&error, text), error_message(&error));
         Failure {
             fault: ShardFault::Migration {
                 migration,
@@ -182,7 +182,7 @@ impl Failure {
 }
 
 /// The message of the server, or of the driver where the server sent none.
-pub(in crate::schema) fn words(error: &tokio_postgres::Error) -> String {
+pub(in crate::schema) fn error_message(error: &tokio_postgres::Error) -> String {
     error
         .as_db_error()
         .map_or_else(|| cause::chain(error), cause::server_message)

@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 
 use super::answer::{failed, json};
 use super::{later, snapshot};
-use crate::schema::control::damage::{INSTALLED, Installed};
+use crate::schema::control::damage::{INSTALLED, InstalledObjects};
 use crate::schema::control::rights::{self, Users};
 use crate::schema::control::shape::{self, SHAPE, Shape};
 use crate::schema::control::{lock, monitors};
@@ -86,7 +86,7 @@ fn of_what_is_gone(shape: &Shape, error: FactsError) -> FactsError {
 }
 
 /// The objects of the control schema.
-pub(in crate::schema) async fn installed(client: &Client) -> Result<Installed, FactsError> {
+pub(in crate::schema) async fn installed(client: &Client) -> Result<InstalledObjects, FactsError> {
     json(client, INSTALLED).await
 }
 

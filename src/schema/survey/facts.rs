@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::{ConnectError, HostState};
 use crate::schema::control::RecordedMigration;
-use crate::schema::control::damage::Installed;
+use crate::schema::control::damage::InstalledObjects;
 use crate::schema::control::lock::Foreign;
 use crate::schema::control::monitors::Monitors;
 use crate::schema::control::rights::Routers;
@@ -151,7 +151,7 @@ pub struct ControlFacts {
     /// The indexes of the shards here that are not valid.
     pub(in crate::schema) invalid_indexes: BTreeSet<(ShardId, String)>,
     /// The objects of the control schema, if they were read.
-    pub(in crate::schema) installed: Option<Installed>,
+    pub(in crate::schema) installed: Option<InstalledObjects>,
     /// What its tables are made of.
     pub(in crate::schema) shape: Option<Shape>,
     /// The roles of routers.

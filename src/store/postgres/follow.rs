@@ -61,7 +61,7 @@ pub(super) async fn begin(store: PostgresStore) -> Result<MapWatch, StoreError> 
         failures: 0,
         idle_notices: 0,
     };
-    let (map, stale) = match follower.look().await {
+    let (map, stale) = match follower.read_newer().await {
         Ok(Some(map)) => (Arc::new(map), None),
         Ok(None) => unreachable!("a first look gives the map or an error"),
         Err(error) => match follower.store.copied(&error).await {
@@ -94,7 +94,7 @@ impl Follower {
                 () = sender.closed() => return,
             };
             let looked = tokio::select! {
-                looked = self.look() => looked,
+                looked = self.read_newer() => looked,
                 () = sender.closed() => return,
             };
             let database = Arc::clone(&self.store.connect);
@@ -158,7 +158,7 @@ impl Follower {
     }
 
     /// Reads the map. `None` when it is the one that was seen.
-    async fn look(&mut self) -> Result<Option<ShardMap>, StoreError> {
+    async fn read_newer(&mut self) -> Result<Option<ShardMap>, StoreError> {
         // Whatever goes wrong, the next look begins with a new connection.
         let session = match (self.session.take(), self.store.follow) {
             (Some(session), _) => session,

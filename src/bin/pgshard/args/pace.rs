@@ -10,7 +10,7 @@ use crate::values;
 
 /// What unlogged tables have at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Unlogged {
+pub(crate) enum UnloggedTables {
     // No help texts: clap would list them on every page that has the option.
     Rows,
     Empty,
@@ -74,7 +74,7 @@ pub(crate) struct Pace {
     /// What unlogged tables have at the target: their rows, copied while the shard is closed, or
     /// nothing, as after a crash
     #[arg(long, value_name = "WHAT", default_value = "rows")]
-    pub(crate) unlogged: Unlogged,
+    pub(crate) unlogged: UnloggedTables,
     #[command(flatten)]
     pub(crate) tests: ForTests,
 }
@@ -169,8 +169,8 @@ impl Pace {
             .wal_max(self.max_wal)
             .audit_max(Duration::from_secs(self.audit_max_s))
             .unlogged(match self.unlogged {
-                Unlogged::Rows => UnloggedRows::Carried,
-                Unlogged::Empty => UnloggedRows::Left,
+                UnloggedTables::Rows => UnloggedRows::Carried,
+                UnloggedTables::Empty => UnloggedRows::Left,
             })
     }
 }

@@ -42,7 +42,7 @@ pub(crate) async fn run(
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
     context::record(&identities, &config).await;
-    tell(&report, output);
+    print_summary(&report, output);
     Ok(exit(&report))
 }
 
@@ -245,7 +245,7 @@ impl Watcher<'_> {
 }
 
 /// The summary: what was done on each host, and what was not, with the reasons and remedies.
-pub(super) fn tell(report: &Report, output: &Output) {
+pub(super) fn print_summary(report: &Report, output: &Output) {
     for host in &report.unheard {
         output.warning(format_args!(
             "--lost {host}: neither the config nor a host that answers knows a host of that name"

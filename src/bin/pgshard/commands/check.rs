@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::Check;
-use crate::commands::findings::{self, Believed, Folder, Look};
+use crate::commands::findings::{self, ConfirmedDoubts, Folder, Look};
 use crate::context::{self, FoundMap};
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ use crate::output::{Format, Output};
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Report<'a> {
     ok: bool,
-    findings: Vec<Found<'a>>,
+    findings: Vec<FindingReport<'a>>,
     /// The largest ID in each shard's rows, if they were read. The IDs are texts, since not every
     /// reader of JSON has integers of 64 bits.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,7 +33,7 @@ pub(crate) struct Report<'a> {
 
 /// One finding, about shards, a host or the cluster.
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Found<'a> {
+pub(crate) struct FindingReport<'a> {
     severity: &'static str,
     code: &'a str,
     host: Option<&'a str>,
@@ -55,7 +55,7 @@ impl Report<'_> {
             .all(|finding| finding.severity < Severity::Warning);
         Report {
             ok,
-            findings: findings.into_iter().map(found).collect(),
+            findings: findings.into_iter().map(finding_report).collect(),
             largest_ids: None,
         }
     }
@@ -80,7 +80,7 @@ pub(crate) async fn run(
         survey,
         identities,
     };
-    let none = Believed::default();
+    let none = ConfirmedDoubts::default();
     let looked = findings::find(&config, &folder, &mut look, None, &none);
     let (findings, _) = output.waiting("comparing", looked).await;
     let (survey, migrations) = (look.survey, folder.migrations);
@@ -99,7 +99,7 @@ pub(crate) async fn run(
             let largest_ids = largest.map(|largest| largest.into_iter().map(text).collect());
             output.object(Report {
                 ok,
-                findings: findings.iter().map(found).collect(),
+                findings: findings.iter().map(finding_report).collect(),
                 largest_ids,
             });
         }
@@ -232,8 +232,8 @@ async fn deeper(
 }
 
 /// A finding as programs want it.
-fn found(finding: &Finding) -> Found<'_> {
-    Found {
+fn finding_report(finding: &Finding) -> FindingReport<'_> {
+    FindingReport {
         severity: finding.severity.as_str(),
         code: finding.code,
         host: finding.host.as_ref().map(HostName::as_str),

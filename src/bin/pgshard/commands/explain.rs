@@ -56,7 +56,7 @@ const ERRORS: &str = include_str!("../../../../docs/errors.md");
 
 /// The entry of a code in the document: the column heads, and the cells.
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Explained {
+pub(crate) struct Explanation {
     code: String,
     /// `exit code`, `phase`, `finding`, `SQLSTATE` or `error`.
     kind: &'static str,
@@ -93,7 +93,7 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
         }
         return Ok(Exit::Done);
     };
-    let found: Vec<&Explained> = all
+    let found: Vec<&Explanation> = all
         .iter()
         .filter(|one| one.code.eq_ignore_ascii_case(code))
         .collect();
@@ -144,7 +144,7 @@ fn brief(means: &str) -> String {
 }
 
 /// The error for a code that no table has.
-fn unknown(code: &str, all: &[Explained]) -> Failure {
+fn unknown(code: &str, all: &[Explanation]) -> Failure {
     if is_sqlstate(code) {
         let error = format!("{code} is a SQLSTATE of PostgreSQL's, not one of pgshard's");
         return Failure::usage(error)
@@ -158,7 +158,7 @@ fn unknown(code: &str, all: &[Explained]) -> Failure {
         (code.chars().count() / 3).min(3)
     };
     let alike =
-        |one: &&Explained| strsim::osa_distance(&one.code.to_lowercase(), &code.to_lowercase());
+        |one: &&Explanation| strsim::osa_distance(&one.code.to_lowercase(), &code.to_lowercase());
     let nearest = all
         .iter()
         .min_by_key(alike)
@@ -183,7 +183,7 @@ fn is_sqlstate(code: &str) -> bool {
 }
 
 /// The entry of each finding in the document, by its code.
-pub(super) fn findings() -> std::collections::BTreeMap<String, Explained> {
+pub(super) fn findings() -> std::collections::BTreeMap<String, Explanation> {
     all()
         .into_iter()
         .filter(|one| one.kind == "finding")
@@ -192,11 +192,11 @@ pub(super) fn findings() -> std::collections::BTreeMap<String, Explained> {
 }
 
 /// Every row of the tables.
-fn all() -> Vec<Explained> {
+fn all() -> Vec<Explanation> {
     SECTIONS.iter().flat_map(of_section).collect()
 }
 
-fn of_section(section: &Section) -> Vec<Explained> {
+fn of_section(section: &Section) -> Vec<Explanation> {
     let lines = section
         .text
         .lines()
@@ -221,7 +221,7 @@ fn of_section(section: &Section) -> Vec<Explained> {
                     .map(|text| plain(text, section.page))
                     .unwrap_or_default()
             };
-            Explained {
+            Explanation {
                 code: cells
                     .first()
                     .map(|code| code.trim_matches('`').to_owned())

@@ -45,7 +45,7 @@ struct Doubt {
 /// The doubtful findings that were believed at the end of the look before: they are believed at
 /// once where they are seen again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Believed(BTreeSet<Doubt>);
+pub(super) struct ConfirmedDoubts(BTreeSet<Doubt>);
 
 /// What the config's folder of migrations has.
 pub(super) struct Folder {
@@ -111,7 +111,7 @@ impl Look {
     }
 
     /// Reads all hosts again but those that time out, within the limit.
-    async fn again(&mut self, config: &Config, bound: Option<Duration>) {
+    async fn read_again(&mut self, config: &Config, bound: Option<Duration>) {
         let times_out = |host: &HostName| {
             matches!(
                 self.survey.get(host),
@@ -122,7 +122,7 @@ impl Look {
         };
         let mut hosts = context::all_hosts(config);
         hosts.retain(|(host, _)| !times_out(host));
-        let asked = join_all(hosts.iter().cloned().map(|host| ask(host, bound)));
+        let asked = join_all(hosts.iter().cloned().map(|host| read_host(host, bound)));
         let store = config.map_store();
         let (asked, identities, map) = tokio::join!(
             asked,
@@ -171,7 +171,7 @@ async fn within<T>(bound: Option<Duration>, answer: impl Future<Output = T>) -> 
 }
 
 /// Reads one host, and when that was.
-async fn ask(
+async fn read_host(
     (name, connect): (HostName, ConnectOptions),
     bound: Option<Duration>,
 ) -> (HostName, Timestamp, Result<HostFacts, FactsError>) {
@@ -200,13 +200,13 @@ pub(super) async fn find(
     folder: &Folder,
     look: &mut Look,
     bound: Option<Duration>,
-    before: &Believed,
-) -> (Vec<Finding>, Believed) {
+    before: &ConfirmedDoubts,
+) -> (Vec<Finding>, ConfirmedDoubts) {
     let mut doubts = Doubts::after(before);
     let mut findings = look.findings(config, folder);
     while doubts.remain(&findings) {
         tokio::time::sleep(BETWEEN_LOOKS).await;
-        look.again(config, bound).await;
+        look.read_again(config, bound).await;
         findings = look.findings(config, folder);
     }
     let (mut findings, believed) = doubts.judge(findings);
@@ -229,7 +229,7 @@ pub(super) struct Doubts {
 
 impl Doubts {
     /// What was believed before needs no second look.
-    fn after(before: &Believed) -> Doubts {
+    fn after(before: &ConfirmedDoubts) -> Doubts {
         let seen = before.0.iter().map(|doubt| (doubt.clone(), LOOKS));
         Doubts {
             looks: 0,
@@ -253,7 +253,7 @@ impl Doubts {
 
     /// The findings of the last look. Those that are not believed are warnings, if they were
     /// alarms, and else notices.
-    pub(super) fn judge(&self, findings: Vec<Finding>) -> (Vec<Finding>, Believed) {
+    pub(super) fn judge(&self, findings: Vec<Finding>) -> (Vec<Finding>, ConfirmedDoubts) {
         let mut judged = Vec::new();
         for finding in findings {
             let (believed, doubted): (Vec<Doubt>, Vec<Doubt>) =
@@ -275,7 +275,7 @@ impl Doubts {
         let found: BTreeSet<Doubt> = judged.iter().flat_map(doubts_of).collect();
         let believed = believed.filter(|doubt| found.contains(*doubt)).cloned();
         judged.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        (judged, Believed(believed.collect()))
+        (judged, ConfirmedDoubts(believed.collect()))
     }
 
     fn unsure(&self, mut finding: Finding) -> Finding {
@@ -342,7 +342,11 @@ mod tests {
 
     /// The shards with findings that are confirmed after looks that find these, and how many looks
     /// there were. No shard of the last look is left out.
-    fn left_of(severity: Severity, before: &Believed, looks: &[&[u16]]) -> (Vec<u16>, usize) {
+    fn left_of(
+        severity: Severity,
+        before: &ConfirmedDoubts,
+        looks: &[&[u16]],
+    ) -> (Vec<u16>, usize) {
         let mut doubts = Doubts::after(before);
         for (at, shards) in looks.iter().enumerate() {
             let mut findings = vec![finding(Severity::Notice, &[9])];
@@ -367,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_doubtful_finding_is_believed_that_is_seen_every_time() {
-        let none = Believed::default();
+        let none = ConfirmedDoubts::default();
         for severity in [Severity::Alarm, Severity::Error, Severity::Warning] {
             let left = |looks: &[&[u16]]| left_of(severity, &none, looks);
             assert_eq!(left(&[&[]]), (vec![], 1));

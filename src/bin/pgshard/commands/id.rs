@@ -32,7 +32,7 @@ pub(super) fn warn_of_ticket(id: i64, output: &Output) {
 
 /// An ID and what it carries, as JSON has it.
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Decoded {
+pub(crate) struct DecodedId {
     id: String,
     ms: u64,
     /// `null` where the epoch is not known.
@@ -41,11 +41,11 @@ pub(crate) struct Decoded {
     seq: u16,
 }
 
-impl Decoded {
+impl DecodedId {
     /// Takes the ID apart.
-    pub(super) fn new(id: i64, epoch: Option<Epoch>) -> Decoded {
+    pub(super) fn new(id: i64, epoch: Option<Epoch>) -> DecodedId {
         let fields = Id::decode(id);
-        Decoded {
+        DecodedId {
             id: id.to_string(),
             ms: fields.ms(),
             time: epoch.map(|epoch| epoch.time(fields.ms()).to_string()),
@@ -193,7 +193,7 @@ fn decode_shard(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let epoch = context::epoch_if_known(epoch, config)?;
-    let decoded: Vec<Decoded> = ids.iter().map(|id| Decoded::new(*id, epoch)).collect();
+    let decoded: Vec<DecodedId> = ids.iter().map(|id| DecodedId::new(*id, epoch)).collect();
     if let [id] = ids {
         warn_of_ticket(*id, output);
     }
@@ -208,7 +208,7 @@ fn decode_shard(
                 ("shard", Align::Right),
                 ("seq", Align::Right),
             ];
-            output.table(&columns, ids.iter().map(Decoded::row));
+            output.table(&columns, ids.iter().map(DecodedId::row));
         }
     }
     if epoch.is_none() && output.format() == Format::Text {
@@ -239,7 +239,7 @@ pub(crate) fn encode(
         ))
     })?;
     match output.format() {
-        Format::Json => output.object(Decoded::new(id.encode(), epoch)),
+        Format::Json => output.object(DecodedId::new(id.encode(), epoch)),
         Format::Text => output.data(id.encode()),
     }
     Ok(Exit::Done)

@@ -12,7 +12,7 @@ use pgshard::map::ShardMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::id::{Decoded, TICKETS_END, warn_of_ticket};
+use super::id::{DecodedId, TICKETS_END, warn_of_ticket};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -42,7 +42,7 @@ pub(crate) enum Target {
 }
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Located {
+pub(crate) struct ShardLocation {
     #[serde(flatten)]
     what: What,
     schema: String,
@@ -57,7 +57,7 @@ pub(crate) struct Located {
 #[serde(untagged)]
 pub(crate) enum What {
     Key { key: String, shard: u16 },
-    Id(Decoded),
+    Id(DecodedId),
     Shard { shard: u16 },
 }
 
@@ -139,7 +139,11 @@ pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Fail
     ))
 }
 
-pub(super) fn located(target: Target, config: &Config, map: &ShardMap) -> Result<Located, Failure> {
+pub(super) fn located(
+    target: Target,
+    config: &Config,
+    map: &ShardMap,
+) -> Result<ShardLocation, Failure> {
     let shard = shard_of(&target, config)?;
     let place = map
         .placement(shard)
@@ -149,10 +153,10 @@ pub(super) fn located(target: Target, config: &Config, map: &ShardMap) -> Result
             key,
             shard: shard.get(),
         },
-        Target::Id(id) => What::Id(Decoded::new(id, Some(config.cluster.epoch))),
+        Target::Id(id) => What::Id(DecodedId::new(id, Some(config.cluster.epoch))),
         Target::Shard(shard) => What::Shard { shard: shard.get() },
     };
-    Ok(Located {
+    Ok(ShardLocation {
         what,
         schema: config.cluster.prefix.schema(shard),
         host: place.host.to_string(),
@@ -162,7 +166,7 @@ pub(super) fn located(target: Target, config: &Config, map: &ShardMap) -> Result
     })
 }
 
-impl Located {
+impl ShardLocation {
     pub(super) fn shard(&self) -> u16 {
         match &self.what {
             What::Key { shard, .. } | What::Shard { shard } => *shard,

@@ -28,7 +28,7 @@ use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Shown {
+pub(crate) struct MapReport {
     version: u64,
     shards: u16,
     hosts: BTreeMap<String, HostShown>,
@@ -40,10 +40,10 @@ pub(crate) struct HostShown {
     count: usize,
 }
 
-impl Shown {
+impl MapReport {
     /// The map, with the config's hosts that have no shards, and the map's hosts that the config
     /// does not name.
-    pub(super) fn of(config: &Config, map: &ShardMap) -> Shown {
+    pub(super) fn of(config: &Config, map: &ShardMap) -> MapReport {
         let host = |name: &HostName| {
             (
                 name.to_string(),
@@ -54,7 +54,7 @@ impl Shown {
             )
         };
         let hosts = config.hosts.keys().chain(map.hosts()).map(host).collect();
-        Shown {
+        MapReport {
             version: map.version().get(),
             shards: map.shards().get(),
             hosts,
@@ -70,7 +70,7 @@ pub(crate) async fn show(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
-    let shown = Shown::of(&config, &map);
+    let shown = MapReport::of(&config, &map);
     let weighed = match &args.by {
         None => None,
         Some(by) => Some((

@@ -124,7 +124,7 @@ pub(crate) async fn import(
 }
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Exported {
+pub(crate) struct ExportReport {
     version: u64,
     shards: u16,
     schema_prefix: String,
@@ -162,7 +162,7 @@ pub(crate) async fn export(
     Ok(Exit::Done)
 }
 
-fn exported(config: &Config, map: &ShardMap) -> Exported {
+fn exported(config: &Config, map: &ShardMap) -> ExportReport {
     let host = |host: &HostConfig| {
         let shards = print_shards(map.shards_on(&host.name));
         let (addresses, connect) = (host.connect.addresses(), &host.connect);
@@ -178,7 +178,7 @@ fn exported(config: &Config, map: &ShardMap) -> Exported {
         )
     };
     let moved = map.iter().filter(|(.., epoch)| *epoch > ShardEpoch::FIRST);
-    Exported {
+    ExportReport {
         version: map.version().get(),
         shards: map.shards().get(),
         schema_prefix: config.cluster.prefix.as_str().to_owned(),

@@ -20,7 +20,7 @@ use crate::output::Output;
 
 /// Where a shard is and what it weighs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Weighed {
+pub(crate) struct ShardWeight {
     pub(crate) host: HostName,
     pub(crate) weight: u64,
     pub(crate) bytes: u64,
@@ -43,7 +43,7 @@ pub(crate) async fn weigh(
     by: &By,
     sample: Duration,
     output: &Output,
-) -> Result<BTreeMap<ShardId, Weighed>, Failure> {
+) -> Result<BTreeMap<ShardId, ShardWeight>, Failure> {
     // Otherwise sizes are only shown, and an estimate will do: to sum them exactly, the hosts look
     // at a million files for eight thousand shards.
     let is_limited = config
@@ -55,7 +55,7 @@ pub(crate) async fn weigh(
     } else {
         Sizes::Estimated
     };
-    let first = look(config, sizes, output).await?;
+    let first = read_until_settled(config, sizes, output).await?;
     let weights: BTreeMap<ShardId, u64> = match by {
         By::Count => first.keys().map(|shard| (*shard, 1)).collect(),
         By::Bytes => first
@@ -72,7 +72,7 @@ pub(crate) async fn weigh(
             };
             let seconds = sample.as_secs() as usize;
             output.counting("counting", "seconds", seconds, count).await;
-            let second = look(config, sizes, output).await?;
+            let second = read_until_settled(config, sizes, output).await?;
             let written = second.iter().map(|(shard, (host, now))| {
                 // A shard that arrived in between has a new counter, and so has a server with
                 // statistics that were reset.
@@ -92,7 +92,7 @@ pub(crate) async fn weigh(
             }
             written
         }
-        By::Sql(sql) => ask(config, sql).await?,
+        By::Sql(sql) => query_weights(config, sql).await?,
     };
     let missing: Vec<ShardId> = config
         .cluster
@@ -110,7 +110,7 @@ pub(crate) async fn weigh(
         let weight = weights.get(&shard).copied().unwrap_or(0);
         (
             shard,
-            Weighed {
+            ShardWeight {
                 host,
                 weight,
                 bytes: measure.bytes,
@@ -121,7 +121,7 @@ pub(crate) async fn weigh(
 }
 
 /// Reads until each shard has one owner.
-async fn look(
+async fn read_until_settled(
     config: &Config,
     sizes: Sizes,
     output: &Output,
@@ -188,7 +188,7 @@ async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, M
 }
 
 /// A number for each shard by the operator's query.
-async fn ask(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failure> {
+async fn query_weights(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failure> {
     let router = context::router(config, context::map(config).await?, "pgshard measure");
     // As a subquery it can be nothing but a SELECT of one value.
     let sql = format!("SELECT coalesce(({sql}), 0)::double precision");
@@ -234,7 +234,7 @@ fn scaled(numbers: &BTreeMap<ShardId, f64>) -> BTreeMap<ShardId, u64> {
 }
 
 /// A weight as a column shows it.
-pub(crate) fn shown(by: &By, weight: u64) -> String {
+pub(crate) fn format_weight(by: &By, weight: u64) -> String {
     match by {
         By::Bytes => crate::output::size(weight),
         By::Count | By::Writes | By::Sql(_) => weight.to_string(),
@@ -242,7 +242,7 @@ pub(crate) fn shown(by: &By, weight: u64) -> String {
 }
 
 /// A mover's report about a shard that did not reach its end.
-pub(crate) fn words(error: &pgshard::mover::Error) -> String {
+pub(crate) fn describe_error(error: &pgshard::mover::Error) -> String {
     match error {
         pgshard::mover::Error::Refused { refusals } => refusals
             .iter()

@@ -77,7 +77,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             } else {
                 rights::As::Statements
             };
-            let wanted = rights::Wanted {
+            let wanted = rights::RoleRequest {
                 purpose: args.purpose.into(),
                 role: &args.role,
                 service: args.service.into(),
@@ -143,7 +143,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Move(args) => {
             let (fence_at, rollback, identity) =
                 (args.fence_at(), args.rollback(), args.replica_identity());
-            let asked = moves::start::Asked {
+            let asked = moves::start::MoveOptions {
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),

@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output, counted};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Shown<'a> {
+pub(crate) struct RecoveryReport<'a> {
     host: &'a str,
     server: Option<Server>,
     moves: Vec<Move>,
@@ -90,7 +90,7 @@ pub(crate) struct ShownDecision<'a> {
 
 /// What was done.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Done {
+enum RecoveryAction {
     Nothing,
     Something,
 }
@@ -114,13 +114,13 @@ pub(crate) async fn run(
     let plan = plan.await.map_err(moves::failure)?;
     let tickets = tickets_of(&config, &host).await;
     if output.format() == Format::Text {
-        tell(&plan, output);
+        print_plan(&plan, output);
     }
     if args.plan || plan.has_nothing_to_do() {
         if !args.plan {
             context::record(&identities, &config).await;
         }
-        return end(&plan, &tickets, Done::Nothing, output);
+        return end(&plan, &tickets, RecoveryAction::Nothing, output);
     }
     let question = format!(
         "raise {} and have {} served by one host each?",
@@ -140,7 +140,7 @@ pub(crate) async fn run(
     output.note(format_args!(
         "everything that is certain about {host} is done"
     ));
-    end(&left, &tickets, Done::Something, output)
+    end(&left, &tickets, RecoveryAction::Something, output)
 }
 
 /// The names for which the host gives tickets: nothing shows which of them it gave before it was
@@ -165,7 +165,7 @@ async fn tickets_of(config: &Config, host: &HostName) -> Vec<String> {
 }
 
 /// What is known and what can be done, as text.
-fn tell(plan: &RecoveryPlan, output: &Output) {
+fn print_plan(plan: &RecoveryPlan, output: &Output) {
     let host = &plan.host;
     match plan.server {
         None => output.data(format_args!(
@@ -262,7 +262,7 @@ fn way(repair: &Repair) -> Option<&RepairWay> {
 fn end(
     plan: &RecoveryPlan,
     tickets: &[String],
-    done: Done,
+    done: RecoveryAction,
     output: &Output,
 ) -> Result<Exit, Failure> {
     if output.format() == Format::Json {
@@ -276,20 +276,20 @@ fn end(
         ));
     }
     let decided = plan.decisions.is_empty();
-    if done == Done::Something && decided {
+    if done == RecoveryAction::Something && decided {
         output.hint("`pgshard bootstrap` records the present state, then `pgshard check`");
     }
     Ok(match (done, decided) {
         (_, true) => Exit::Done,
-        (Done::Nothing, false) => Exit::Refused,
-        (Done::Something, false) => Exit::Partly,
+        (RecoveryAction::Nothing, false) => Exit::Refused,
+        (RecoveryAction::Something, false) => Exit::Partly,
     })
 }
 
 fn show(
     plan: &RecoveryPlan,
     tickets: &[String],
-    done: Done,
+    done: RecoveryAction,
     output: &Output,
 ) -> Result<(), Failure> {
     let server = plan.server.map(|server| Server {
@@ -332,7 +332,7 @@ fn show(
         what: &decision.what,
         commands: &decision.commands,
     });
-    let shown = Shown {
+    let shown = RecoveryReport {
         host: plan.host.as_str(),
         server,
         moves: moves.collect(),
@@ -341,7 +341,7 @@ fn show(
         elsewhere: elsewhere.collect(),
         decisions: decisions.collect(),
         tickets,
-        done: done == Done::Something,
+        done: done == RecoveryAction::Something,
     };
     output.object(shown);
     Ok(())

@@ -32,7 +32,7 @@ pub(super) struct Answer<'a> {
 }
 
 /// The role with the rights to print, and the role that gets them.
-pub(super) struct Wanted<'a> {
+pub(super) struct RoleRequest<'a> {
     pub(super) purpose: Purpose,
     pub(super) role: &'a str,
     pub(super) service: Service,
@@ -40,8 +40,8 @@ pub(super) struct Wanted<'a> {
     pub(super) by: Option<Grantor>,
 }
 
-pub(super) fn run(wanted: &Wanted<'_>, printed: As, output: &Output) -> Result<Exit, Failure> {
-    let Wanted {
+pub(super) fn run(wanted: &RoleRequest<'_>, printed: As, output: &Output) -> Result<Exit, Failure> {
+    let RoleRequest {
         purpose,
         role,
         service,

@@ -19,10 +19,10 @@ use super::{
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Format, Output, Said, Versioned};
+use crate::output::{Format, JsonMessage, Output, Versioned};
 
 /// A command, and the types of the lines that it prints.
-struct Printed {
+struct CommandOutput {
     command: &'static str,
     kinds: Vec<fn(&mut SchemaGenerator) -> Schema>,
 }
@@ -33,14 +33,14 @@ fn kind<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 
 macro_rules! printed {
     ($($command:literal: $($kind:ty),+;)*) => {
-        vec![$(Printed { command: $command, kinds: vec![$(kind::<$kind>),+] }),*]
+        vec![$(CommandOutput { command: $command, kinds: vec![$(kind::<$kind>),+] }),*]
     };
 }
 
 /// What any command may print on stderr: errors, warnings, notes and hints.
 const STDERR: &str = "stderr";
 
-fn all() -> Vec<Printed> {
+fn all() -> Vec<CommandOutput> {
     printed! {
         "bench": bench::Report;
         "bootstrap": bootstrap::BootstrapEvent<'static>;
@@ -51,28 +51,28 @@ fn all() -> Vec<Printed> {
         "dev down": dev::DownReport;
         "dev status": dev::StatusReport;
         "dev up": dev::UpReport;
-        "drain": rebalance::Planned<'static>, rebalance::RebalanceEvent;
-        "explain": explain::Explained;
+        "drain": rebalance::PlanReport<'static>, rebalance::RebalanceEvent;
+        "explain": explain::Explanation;
         "exporter": listen::Listening;
-        "host accept": host::Accepted<'static>;
-        "host add": host::Added<'static>;
-        "host list": host::Listed;
-        "host remove": host::Removed<'static>;
-        "id decode": id::Decoded, id::OtherDecoded;
-        "id encode": id::Decoded;
+        "host accept": host::AcceptanceReport<'static>;
+        "host add": host::AdditionReport<'static>;
+        "host list": host::HostListing;
+        "host remove": host::RemovalReport<'static>;
+        "id decode": id::DecodedId, id::OtherDecoded;
+        "id encode": id::DecodedId;
         "id range": id::Range;
         "import assess": pgshard::import::Assessment;
-        "locate": locate::Located, locate::Wrong<'static>;
+        "locate": locate::ShardLocation, locate::Wrong<'static>;
         "lookups build": lookups::Built<'static>;
         "lookups sweep": lookups::Swept;
         "lookups migration": lookups::Migration<'static>;
         "lookups status": lookups::Status;
         "map diff": map::Changes;
-        "map export": map_carry::Exported;
+        "map export": map_carry::ExportReport;
         "map history": map_versions::History;
         "map import": map::Changes;
         "map rebuild": map::Changes;
-        "map show": map::Shown;
+        "map show": map::MapReport;
         "migrate backfill": migrate::BackfillEvent<'static>, migrate::Backfills;
         "migrate new": migrate::NewFile<'static>;
         "migrate plan": migrate::PlannedUp<'static>;
@@ -80,7 +80,7 @@ fn all() -> Vec<Printed> {
         "migrate retry": bootstrap::BootstrapEvent<'static>;
         "migrate status": migrate::Status;
         "migrate up": bootstrap::BootstrapEvent<'static>;
-        "migrate wait": migrate::Waited;
+        "migrate wait": migrate::WaitReport;
         "move": moves::MoveEvent, moves::start::PlanReport<'static>;
         "moves abort": moves::MoveEvent;
         "moves audit": moves::MoveEvent;
@@ -96,11 +96,11 @@ fn all() -> Vec<Printed> {
         "moves show": moves::ShowReport<'static>;
         "moves stop": moves::AskedToStop;
         "moves watch": moves::Line<'static>;
-        "rebalance": rebalance::Planned<'static>, rebalance::RebalanceEvent;
-        "recover": recover::Shown<'static>;
+        "rebalance": rebalance::PlanReport<'static>, rebalance::RebalanceEvent;
+        "recover": recover::RecoveryReport<'static>;
         "rights": rights::Answer<'static>;
         "sql": sql::ShardRows<'static>, sql::ShardFailed<'static>;
-        "stderr": Said<'static>;
+        "stderr": JsonMessage<'static>;
         "tickets create": tickets::CreatedSeries<'static>;
         "tickets next": tickets::Taken;
         "tickets status": tickets::Status;
@@ -112,7 +112,7 @@ fn all() -> Vec<Printed> {
     }
 }
 
-impl Printed {
+impl CommandOutput {
     fn schema(&self) -> Value {
         let mut generator = SchemaSettings::draft2020_12()
             .for_serialize()

@@ -61,7 +61,7 @@ pub(crate) async fn run(
     };
 
     let bar = output.progress("sql".to_owned(), "shards", shards.len() as u64);
-    let mut answers = job.ask(&by_host);
+    let mut answers = job.query_hosts(&by_host);
     let mut table: Vec<(ShardId, Vec<Row>)> = Vec::new();
     let (mut rows_total, started) = (0, Instant::now());
     let mut failed: Vec<(ShardId, Trouble)> = Vec::new();
@@ -115,7 +115,7 @@ pub(crate) async fn run(
         all if all == shards.len() => Exit::Failed,
         _ => Exit::Partly,
     };
-    tell(failed, placed, output);
+    print_errors(failed, placed, output);
     Ok(exit)
 }
 
@@ -258,7 +258,7 @@ fn unqualified(error: &Error, query: &str) -> Option<&'static str> {
 type Unasked = (Vec<ShardId>, Option<Box<Error>>);
 
 /// The errors: of a host that could not be reached once, and others with the same cause together.
-fn tell(
+fn print_errors(
     mut failed: Vec<(ShardId, Trouble)>,
     placed: impl Fn(&ShardId) -> Option<HostName>,
     output: &Output,
@@ -346,7 +346,10 @@ type Answer = (ShardId, Result<Vec<Row>, Trouble>);
 impl Job {
     /// The results of all shards, in the order in which they arrive. The hosts are worked through
     /// at the same time, and one that cannot be reached is not contacted for every shard again.
-    fn ask<'a>(&'a self, by_host: &'a BTreeMap<HostName, Vec<ShardId>>) -> BoxStream<'a, Answer> {
+    fn query_hosts<'a>(
+        &'a self,
+        by_host: &'a BTreeMap<HostName, Vec<ShardId>>,
+    ) -> BoxStream<'a, Answer> {
         let answers = by_host.values().map(|shards| {
             let down = Arc::new(AtomicBool::new(false));
             let each = stream::iter(shards).map(move |shard| {

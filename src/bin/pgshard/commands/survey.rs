@@ -21,7 +21,7 @@ use pgshard::schema::{
 };
 use pgshard::store::{MapStore, StoreError};
 
-use super::findings::{self, Believed, Folder, Look, late};
+use super::findings::{self, ConfirmedDoubts, Folder, Look, late};
 use crate::context;
 
 /// How much the hosts are asked.
@@ -35,7 +35,7 @@ pub(super) enum Depth {
 
 /// What a look has found.
 #[derive(Default)]
-pub(super) struct Gathered {
+pub(super) struct SurveyResult {
     /// The config as it is in its file, or, where that cannot be used, the one of [`Kept`]; without
     /// it all else is empty.
     pub(super) config: Option<Arc<Config>>,
@@ -53,13 +53,13 @@ pub(super) struct Gathered {
     /// Everything that `pgshard check` finds, the worst first.
     pub(super) findings: Vec<Finding>,
     /// What the next look need not doubt.
-    pub(super) believed: Believed,
+    pub(super) believed: ConfirmedDoubts,
     /// Every shard of every move that the hosts remember.
     pub(super) entries: Vec<Entry>,
     pub(super) took: Duration,
 }
 
-impl Gathered {
+impl SurveyResult {
     /// Whether config and map can be read.
     pub(super) fn is_configured(&self) -> bool {
         self.failure.is_none() && self.map.is_some()
@@ -105,7 +105,7 @@ pub(super) struct Kept {
     pub(super) config: Option<Arc<Config>>,
     /// Clocks are not read again of a host in it: they cost it more than all else.
     pub(super) clocks: Clocks,
-    pub(super) believed: Believed,
+    pub(super) believed: ConfirmedDoubts,
 }
 
 /// Reads config, map and hosts.
@@ -115,14 +115,14 @@ pub(super) async fn gather(
     depth: Depth,
     kept: &Kept,
     sessions: &Sessions,
-) -> Gathered {
+) -> SurveyResult {
     let began = Instant::now();
-    let mut gathered = Gathered::default();
+    let mut gathered = SurveyResult::default();
     let config = match context::config(Some(path)) {
         Ok(config) => Some(Arc::new(config)),
         Err(failure) => {
-            tracing::warn!(error = failure.words(), "the config cannot be used");
-            gathered.failure = Some(failure.words());
+            tracing::warn!(error = failure.one_line(), "the config cannot be used");
+            gathered.failure = Some(failure.one_line());
             kept.config.clone()
         }
     };
@@ -150,14 +150,14 @@ struct Request<'a> {
     sessions: &'a Sessions,
 }
 
-async fn hosts(request: &Request<'_>, gathered: &mut Gathered) {
+async fn hosts(request: &Request<'_>, gathered: &mut SurveyResult) {
     let Request {
         config,
         bound,
         kept,
         ..
     } = *request;
-    let asked = join_all(config.hosts.values().map(|host| ask(request, host)));
+    let asked = join_all(config.hosts.values().map(|host| read_host(request, host)));
     let map_store = config.map_store();
     let map = tokio::time::timeout(bound, map_store.load());
     let identities = tokio::time::timeout(bound, schema::identities(context::all_hosts(config)));
@@ -242,7 +242,7 @@ struct Answer {
 
 /// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host
 /// waits for it.
-async fn ask(request: &Request<'_>, host: &HostConfig) -> Answer {
+async fn read_host(request: &Request<'_>, host: &HostConfig) -> Answer {
     let Request {
         config,
         bound,

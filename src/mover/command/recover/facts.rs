@@ -26,7 +26,7 @@ pub(super) struct Facts {
     /// Which server the host is; `None` if its database has no control schema.
     pub(super) server: Option<ServerRecord>,
     /// The shards that were read on all hosts.
-    pub(super) looked: BTreeMap<ShardId, Looked>,
+    pub(super) looked: BTreeMap<ShardId, RepairOutcome>,
     /// The last IDs that were seen on any host.
     pub(super) ids: BTreeMap<ShardId, Vec<IdSeen>>,
     /// Open moves from or to the host without a mover at work.
@@ -35,7 +35,7 @@ pub(super) struct Facts {
 
 /// The result of a repair's judgement of a shard.
 #[derive(Debug)]
-pub(super) enum Looked {
+pub(super) enum RepairOutcome {
     At {
         /// The plan if no host is given up.
         sure: Box<RepairPlan>,
@@ -108,14 +108,14 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
     // One after the other, because each question goes to all hosts.
     for shard in unclear.union(&scope::kept_elsewhere(host, &survey)) {
         let at = match repair::plan_with_and_without(context, *shard, host).await {
-            Ok((sure, without)) => Looked::At {
+            Ok((sure, without)) => RepairOutcome::At {
                 sure: Box::new(sure),
                 without: Box::new(without),
             },
             Err(error @ (Error::ControlOld { .. } | Error::ControlNewer { .. })) => {
                 return Err(error);
             }
-            Err(error) => Looked::Not(chain(&error)),
+            Err(error) => RepairOutcome::Not(chain(&error)),
         };
         looked.insert(*shard, at);
     }

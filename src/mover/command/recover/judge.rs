@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use crate::id::{Id, MS_MAX, SEQ_MAX};
 use crate::map::{HostName, ShardEpoch, print_shards};
-use crate::mover::command::recover::facts::{Facts, IdSeen, Looked, OpenMove, SeenBy};
+use crate::mover::command::recover::facts::{Facts, IdSeen, OpenMove, RepairOutcome, SeenBy};
 use crate::mover::command::recover::plan::{
     ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
 };
@@ -49,24 +49,24 @@ pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
     let served = served(&facts.host, &facts.survey);
     for (shard, looked) in &facts.looked {
         match looked {
-            Looked::At { without, .. } if served.contains(shard) => {
+            RepairOutcome::At { without, .. } if served.contains(shard) => {
                 plan.elsewhere
                     .extend(elsewhere(*shard, &facts.host, without));
             }
-            Looked::At { sure, .. } => match &sure.repair {
+            RepairOutcome::At { sure, .. } => match &sure.repair {
                 Repair::Do(_) => plan.repairs.push((**sure).clone()),
                 Repair::Choose(_) => plan.decisions.push(choice(sure)),
                 // `gone` reports the shards that no host has, all together.
                 Repair::Fine { .. } | Repair::Nothing => {}
             },
-            Looked::Not(why) => plan.decisions.push(Decision {
+            RepairOutcome::Not(why) => plan.decisions.push(Decision {
                 shards: vec![*shard],
                 what: format!("this cannot be judged now: {why}"),
                 commands: vec![format!("pgshard recover {}", facts.host)],
             }),
         }
     }
-    plan.decisions.extend(gone(facts));
+    plan.decisions.extend(unowned_shards(facts));
     plan.decisions.extend(open_moves(facts, &plan));
     clocks(facts, margin, &mut plan);
     plan
@@ -188,10 +188,10 @@ fn elsewhere(shard: ShardId, host: &HostName, without: &RepairPlan) -> Option<Ro
 }
 
 /// Shards that no host has any more.
-fn gone(facts: &Facts) -> Option<Decision> {
+fn unowned_shards(facts: &Facts) -> Option<Decision> {
     let nothing = facts.looked.iter().filter(|(_, looked)| match looked {
-        Looked::At { sure, .. } => matches!(sure.repair, Repair::Nothing),
-        Looked::Not(_) => false,
+        RepairOutcome::At { sure, .. } => matches!(sure.repair, Repair::Nothing),
+        RepairOutcome::Not(_) => false,
     });
     let shards: Vec<ShardId> = nothing.map(|(shard, _)| *shard).collect();
     let (first, host) = (shards.first()?, &facts.host);
@@ -379,7 +379,7 @@ fn by_word(margin: Option<Duration>, now: i64) -> Option<Floor> {
 
 impl RecoveryPlan {
     /// The shards that the plan is about, for the log.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn summary(&self) -> String {
         let repaired = self.repairs.iter().map(|repair| repair.shard);
         print_shards(
             repaired

@@ -37,7 +37,7 @@ pub(in crate::mover) async fn recover(
     context: &Context,
     plan: &RecoveryPlan,
 ) -> Result<RecoveryPlan, Error> {
-    tracing::info!(host = %plan.host, shards = plan.told(), "bringing a host back into service");
+    tracing::info!(host = %plan.host, shards = plan.summary(), "bringing a host back into service");
     raise(context, &plan.clocks).await?;
     for repair in &plan.repairs {
         repair::repair(context, repair).await?;

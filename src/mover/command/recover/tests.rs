@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::facts::{Facts, IdSeen, Looked, OpenMove, SeenBy};
+use super::facts::{Facts, IdSeen, OpenMove, RepairOutcome, SeenBy};
 use super::judge::judge;
 use super::scope::{contradictory, kept_elsewhere, served};
 use crate::id::Id;
@@ -46,7 +46,7 @@ fn facts(words: [&str; 3], clocks: [i64; 3], ids_ahead: i64) -> Facts {
         );
         looked.insert(
             *shard,
-            Looked::At {
+            RepairOutcome::At {
                 sure: Box::new(sure),
                 without: Box::new(without),
             },

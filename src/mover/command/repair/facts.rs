@@ -146,7 +146,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<HostAn
     let asked = context
         .hosts
         .names()
-        .map(|host| async move { (host.clone(), ask(context, host, shard).await) });
+        .map(|host| async move { (host.clone(), read_answer(context, host, shard).await) });
     let mut all = Vec::new();
     for (host, answer) in join_all(asked).await {
         let answer = match answer {
@@ -178,7 +178,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<HostAn
             }
         }
     }
-    let named: BTreeSet<HostName> = all.iter().flat_map(named).collect();
+    let named: BTreeSet<HostName> = all.iter().flat_map(named_hosts).collect();
     for host in named {
         if !all.iter().any(|said| said.host == host) {
             all.push(HostAnswer {
@@ -191,7 +191,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<HostAn
 }
 
 /// The hosts that this one names as having the shard, or as bringing it.
-fn named(said: &HostAnswer) -> Vec<HostName> {
+fn named_hosts(said: &HostAnswer) -> Vec<HostName> {
     let Answer::Known(known) = &said.answer else {
         return Vec::new();
     };
@@ -212,7 +212,7 @@ fn named(said: &HostAnswer) -> Vec<HostName> {
 /// written, it counts as silent.
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
-async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answer, Error> {
+async fn read_answer(context: &Context, host: &HostName, shard: ShardId) -> Result<Answer, Error> {
     let session = context.hosts.open(host).await?.for_shard(shard);
     if !session.is_bootstrapped().await? {
         return empty(&session, context).await;

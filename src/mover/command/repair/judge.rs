@@ -102,20 +102,20 @@ struct Dangling<'a> {
 /// Decides what to do.
 pub(super) fn judge(view: &View<'_>) -> Judgement {
     match view.settle() {
-        Settled::Done(judgement) => judgement,
-        Settled::Blocked(wanted) => view.choose(wanted),
+        Settlement::Done(judgement) => judgement,
+        Settlement::Blocked(wanted) => view.choose(wanted),
     }
 }
 
 /// The result with the hosts that are given up.
-enum Settled<'a> {
+enum Settlement<'a> {
     Done(Judgement),
     /// Nothing can be done unless one of these sets of hosts is given up as well.
     Blocked(Vec<BTreeSet<&'a HostName>>),
 }
 
 impl<'a> View<'a> {
-    fn settle(&self) -> Settled<'a> {
+    fn settle(&self) -> Settlement<'a> {
         let owners = self.owners();
         let dangling = self.dangling();
         let copy = self.newest_copy();
@@ -128,7 +128,7 @@ impl<'a> View<'a> {
                 } else {
                     lost.to
                 };
-                Settled::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([later])])
+                Settlement::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([later])])
             }
             (Some(best), _) => self.keep(*best, &owners, copy),
             (None, Some(lost)) => self.lost(&lost, copy),
@@ -155,7 +155,7 @@ impl<'a> View<'a> {
                     given_up: &given_up,
                 };
                 match view.settle() {
-                    Settled::Done(Judgement::Do { host, actions, .. }) => {
+                    Settlement::Done(Judgement::Do { host, actions, .. }) => {
                         if !choices.iter().any(|choice| choice.host == host) {
                             choices.push(Choice {
                                 give_up: view.given_up.clone(),
@@ -164,8 +164,8 @@ impl<'a> View<'a> {
                             });
                         }
                     }
-                    Settled::Done(_) => {}
-                    Settled::Blocked(ways) => {
+                    Settlement::Done(_) => {}
+                    Settlement::Blocked(ways) => {
                         next.extend(ways.into_iter().map(|way| {
                             let known: BTreeSet<&HostName> =
                                 self.said.iter().map(|said| &said.host).collect();
@@ -191,7 +191,7 @@ impl<'a> View<'a> {
         best: Owner<'a>,
         owners: &[Owner<'a>],
         copy: Option<(&'a HostName, &'a OldCopy)>,
-    ) -> Settled<'a> {
+    ) -> Settlement<'a> {
         let tied = owners
             .iter()
             .filter(|other| other.host != best.host && other.epoch == best.epoch);
@@ -199,12 +199,12 @@ impl<'a> View<'a> {
             tied.map(|other| BTreeSet::from([other.host])).collect();
         if !ways.is_empty() {
             ways.push(BTreeSet::from([best.host]));
-            return Settled::Blocked(ways);
+            return Settlement::Blocked(ways);
         }
         // There is an old copy from later: what is served is from before the shard came and left
         // again.
         if let Some((host, _)) = copy.filter(|(_, copy)| copy.epoch > best.epoch) {
-            return Settled::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([host])]);
+            return Settlement::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([host])]);
         }
         let mut since = best.epoch;
         let mut actions = Vec::new();
@@ -235,7 +235,7 @@ impl<'a> View<'a> {
                 },
             );
         }
-        Settled::Done(match actions.is_empty() {
+        Settlement::Done(match actions.is_empty() {
             true => Judgement::Fine {
                 host: best.host.clone(),
                 epoch: best.epoch,
@@ -249,7 +249,11 @@ impl<'a> View<'a> {
     }
 
     /// No host serves it, and this is the last record of it.
-    fn lost(&self, lost: &Dangling<'a>, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
+    fn lost(
+        &self,
+        lost: &Dangling<'a>,
+        copy: Option<(&'a HostName, &'a OldCopy)>,
+    ) -> Settlement<'a> {
         let (_, from) = self
             .answers()
             .find(|(host, _)| *host == lost.from)
@@ -264,31 +268,31 @@ impl<'a> View<'a> {
             .and_then(|row| brought.filter(|brought| brought.fits(row)));
         let own = copy.filter(|(host, _)| *host == lost.to);
         if whole.is_none() && own.is_none() {
-            return Settled::Blocked(vec![BTreeSet::from([lost.to])]);
+            return Settlement::Blocked(vec![BTreeSet::from([lost.to])]);
         }
         if let Some(blocked) = self.unheard() {
             return blocked;
         }
         let Some(whole) = whole else {
             // A repair that gave the shard to this host because of its old copy was interrupted.
-            return own.map_or(Settled::Done(Judgement::Nothing), |(host, copy)| {
-                Settled::Done(self.take_back(host, copy))
+            return own.map_or(Settlement::Done(Judgement::Nothing), |(host, copy)| {
+                Settlement::Done(self.take_back(host, copy))
             });
         };
         // The host that has lost its open has no more than what was fed to the old copy.
         match copy.filter(|(host, copy)| {
             *host == lost.from && copy.fed && copy.epoch.next() == lost.epoch
         }) {
-            Some((host, copy)) => Settled::Done(self.take_back(host, copy)),
+            Some((host, copy)) => Settlement::Done(self.take_back(host, copy)),
             None => {
                 let (host, by) = (lost.to.clone(), Some(lost.from.clone()));
-                Settled::Done(self.open(host, by, whole))
+                Settlement::Done(self.open(host, by, whole))
             }
         }
     }
 
     /// No host serves it, and the host that was recorded as serving it is given up.
-    fn unowned(&self, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
+    fn unowned(&self, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settlement<'a> {
         // If the source of a move answers, its row decides, so what the move brought is what an
         // ended move has left. The same holds if the shard has been elsewhere since.
         let answers = |host: &HostName| self.trusted().any(|(other, _)| other == host);
@@ -307,7 +311,7 @@ impl<'a> View<'a> {
         let done = match (copy, brought) {
             // It is unknown which of them is later.
             (Some((kept, copy)), Some((host, whole))) if copy.epoch < whole.epoch && copy.fed => {
-                return Settled::Blocked(vec![BTreeSet::from([kept]), BTreeSet::from([host])]);
+                return Settlement::Blocked(vec![BTreeSet::from([kept]), BTreeSet::from([host])]);
             }
             // What a move has brought is what its source had at its last epoch.
             (Some((_, copy)), Some((host, whole))) if copy.epoch < whole.epoch => {
@@ -315,9 +319,9 @@ impl<'a> View<'a> {
             }
             (Some((host, copy)), _) => self.take_back(host, copy),
             (None, Some((host, whole))) => self.open(host.clone(), None, whole),
-            (None, None) => return Settled::Done(Judgement::Nothing),
+            (None, None) => return Settlement::Done(Judgement::Nothing),
         };
-        self.unheard().unwrap_or(Settled::Done(done))
+        self.unheard().unwrap_or(Settlement::Done(done))
     }
 
     fn open(&self, host: HostName, by: Option<HostName>, whole: &Incoming) -> Judgement {
@@ -389,7 +393,7 @@ impl<'a> View<'a> {
     }
 
     /// Hosts that did not answer may have the shard at a later epoch than any known one.
-    fn unheard(&self) -> Option<Settled<'a>> {
+    fn unheard(&self) -> Option<Settlement<'a>> {
         let silent = self
             .said
             .iter()
@@ -398,7 +402,7 @@ impl<'a> View<'a> {
             .map(|said| &said.host)
             .filter(|host| !self.given_up.contains(*host))
             .collect();
-        (!silent.is_empty()).then(|| Settled::Blocked(vec![silent]))
+        (!silent.is_empty()).then(|| Settlement::Blocked(vec![silent]))
     }
 
     fn answers(&self) -> impl Iterator<Item = (&'a HostName, &'a ShardFacts)> {

@@ -393,7 +393,7 @@ impl Work<'_> {
         // done.
         if source.entry(id, self.shard).await?.phase.is_ended() {
             let why = format!("{} had lost its open, and was opened again", at.host);
-            old_copy::lose(&source, id, self.shard, &why).await?;
+            old_copy::mark_rollback_lost(&source, id, self.shard, &why).await?;
         }
         self.call(at, "SELECT pgshard.finish_open($1, $2)", &[&token])
             .await

@@ -17,7 +17,7 @@ use crate::schema::catalog::{Address, Column, ConstraintKind, Facts, Relation};
 
 /// How a child gets its parents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Made {
+pub(super) enum Attachment {
     /// By INHERITS, when it is created.
     Within,
     /// By INHERIT, after it was created.
@@ -28,11 +28,11 @@ pub(super) enum Made {
 }
 
 /// How a child gets its parents.
-pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
+pub(super) fn made(facts: &Facts, child: &Relation) -> Attachment {
     let all_own = child.columns.iter().all(|column| column.is_local);
     // The facts count no column of a partition as its own, and name no parents of it.
     if child.parents.is_empty() || all_own && !wants_parents(child) {
-        return Made::Apart;
+        return Attachment::Apart;
     }
     let mut made: Vec<&str> = Vec::new();
     let parents = child
@@ -49,9 +49,9 @@ pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
         .into_iter()
         .eq(child.columns.iter().map(|column| column.name.as_str()));
     match (in_order, all_own) {
-        (true, _) => Made::Within,
-        (false, true) => Made::Apart,
-        (false, false) => Made::Emancipated,
+        (true, _) => Attachment::Within,
+        (false, true) => Attachment::Apart,
+        (false, false) => Attachment::Emancipated,
     }
 }
 
@@ -71,7 +71,7 @@ fn wants_parents(child: &Relation) -> bool {
 
 /// Whether a NOT NULL that the child has only from its parents becomes its own.
 pub(super) fn owns_not_nulls(facts: &Facts, child: &Relation) -> bool {
-    made(facts, child) == Made::Apart
+    made(facts, child) == Attachment::Apart
         && child
             .columns
             .iter()
@@ -139,7 +139,7 @@ fn parents_of(facts: &Facts, child: u32) -> Vec<u32> {
 impl Writer<'_> {
     /// The columns that `CREATE TABLE` lists, and the clause that follows them.
     pub(super) fn own_columns(&self, table: &Relation) -> (Vec<Column>, String) {
-        if made(self.facts, table) != Made::Within {
+        if made(self.facts, table) != Attachment::Within {
             return (table.columns.clone(), String::new());
         }
         // Generation expressions come from the parents, since up to 15 a child may not repeat them;
@@ -164,7 +164,7 @@ impl Writer<'_> {
     /// The NOT NULLs of the child's own that `CREATE TABLE` lists, on columns that come only from
     /// its parents and have one there, too.
     pub(super) fn own_not_nulls(&self, table: &Relation) -> Vec<String> {
-        if made(self.facts, table) != Made::Within || self.target.version < 180_000 {
+        if made(self.facts, table) != Attachment::Within || self.target.version < 180_000 {
             return Vec::new();
         }
         let own = table
@@ -189,7 +189,7 @@ impl Writer<'_> {
     /// NULL of its own on a column of theirs.
     pub(super) fn inherit(&self, table: &Relation) -> Vec<String> {
         let name = self.qualified(&table.name);
-        if made(self.facts, table) != Made::Within {
+        if made(self.facts, table) != Attachment::Within {
             return self
                 .parents(table)
                 .map(|parent| format!("ALTER TABLE {name} INHERIT {parent}"))

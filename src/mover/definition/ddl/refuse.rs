@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::mover::definition::ddl::inheritance::{self, Made};
+use crate::mover::definition::ddl::inheritance::{self, Attachment};
 use crate::mover::definition::ddl::stage::Target;
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::{
@@ -12,7 +12,7 @@ use crate::schema::catalog::{
 
 /// All reasons to refuse the schema, and the notes.
 pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
-    let mut examined = Examined {
+    let mut examined = Examination {
         facts,
         target,
         refusals: Vec::new(),
@@ -37,14 +37,14 @@ pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<
     (examined.refusals, examined.notes)
 }
 
-struct Examined<'a> {
+struct Examination<'a> {
     facts: &'a Facts,
     target: &'a Target<'a>,
     refusals: Vec<Refusal>,
     notes: Vec<String>,
 }
 
-impl Examined<'_> {
+impl Examination<'_> {
     fn refuse(
         &mut self,
         object: impl Into<String>,
@@ -243,7 +243,7 @@ impl Examined<'_> {
                     remedy,
                 );
             }
-            if inheritance::made(self.facts, relation) == Made::Emancipated {
+            if inheritance::made(self.facts, relation) == Attachment::Emancipated {
                 self.notes.push(format!(
                     "{object} has columns of its own before inherited ones: at the target the \
                         inherited ones become its own, too, and stay when they are dropped from \

@@ -17,7 +17,7 @@ use crate::schema::catalog::{
 pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
     let writer = Writer::new(facts, target);
     let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
-    sql.extend(writer.said(&Address::new("pg_namespace", facts.oid)));
+    sql.extend(writer.comments_and_grants(&Address::new("pg_namespace", facts.oid)));
     sql.into_iter()
         .map(|sql| Statement {
             stage: Stage::Definition,
@@ -288,7 +288,7 @@ impl<'a> Writer<'a> {
         mut sql: Vec<String>,
     ) -> Node {
         let address = Address::new(class, oid);
-        sql.extend(self.said(&address));
+        sql.extend(self.comments_and_grants(&address));
         let what = self
             .names
             .get(&address)
@@ -305,7 +305,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Comments and grants on an object and on its columns, but for those that come at the open.
-    fn said(&self, address: &Address) -> Vec<String> {
+    fn comments_and_grants(&self, address: &Address) -> Vec<String> {
         let Some(name) = self.names.get(address) else {
             return Vec::new();
         };
@@ -439,7 +439,9 @@ impl<'a> Writer<'a> {
                         check.definition
                     );
                     more.push(format!("ALTER DOMAIN {name} ADD {constraint}"));
-                    more.extend(self.said(&Address::new("pg_constraint", check.oid)));
+                    more.extend(
+                        self.comments_and_grants(&Address::new("pg_constraint", check.oid)),
+                    );
                 }
                 sql
             }
@@ -574,7 +576,7 @@ impl<'a> Writer<'a> {
                     self.qualified(&sequence.name)
                 ));
             }
-            sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
+            sql.extend(self.comments_and_grants(&Address::new("pg_class", sequence.oid)));
         }
         // Here, and for an index right after it: all tables of the target may be published. Then a
         // table refuses what the stream brings until it has its replica identity.
@@ -747,7 +749,7 @@ impl<'a> Writer<'a> {
             }
             sql.extend(self.index_statistics(index));
             sql.extend(self.identity(index));
-            sql.extend(self.said(&Address::new("pg_class", index.oid)));
+            sql.extend(self.comments_and_grants(&Address::new("pg_class", index.oid)));
         }
         let mut node = self.node("pg_constraint", constraint.oid, stage, 0, sql);
         node.table = Some(self.facts.relation_name(constraint.relation).to_owned());

@@ -14,7 +14,8 @@ mod next;
 mod tests;
 
 pub(crate) use crate::mover::protocol::state::next::{
-    Compared, Goal, Lease, Observed, Own, Source, Step, Stop, Stream, Target, Until, next,
+    ComparisonState, Goal, Lease, ObservedState, Own, Source, Step, Stop, Stream, Target, Until,
+    next,
 };
 
 /// How a move gets the rows across.

@@ -1,4 +1,4 @@
-//! The decision itself. Its inputs are the state of the hosts ([`Observed`]) and what the mover
+//! The decision itself. Its inputs are the state of the hosts ([`ObservedState`]) and what the mover
 //! knows about itself ([`Own`]). The driver adds no condition of its own, so that the model, which
 //! runs this very function, runs what production runs.
 
@@ -50,7 +50,7 @@ pub(crate) enum Lease {
 
 /// The state of one shard of a move on both hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Observed {
+pub(crate) struct ObservedState {
     pub(crate) mode: Mode,
     pub(crate) lease: Lease,
     pub(crate) phase: Phase,
@@ -58,7 +58,7 @@ pub(crate) struct Observed {
     pub(crate) target: Target,
 }
 
-impl fmt::Display for Observed {
+impl fmt::Display for ObservedState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the journal says {}, ", self.phase)?;
         match self.source {
@@ -119,7 +119,7 @@ pub(crate) enum Stream {
     /// It does.
     On {
         /// Whether source and target were compared.
-        compared: Compared,
+        compared: ComparisonState,
         /// The attempt for which it has examined the shard behind the fence, and found that only
         /// rows have changed.
         looked: Option<i32>,
@@ -129,7 +129,7 @@ pub(crate) enum Stream {
 /// Whether this mover has compared the target with the source on the servers that run now: a server
 /// that was restarted or promoted may lack what it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Compared {
+pub(crate) enum ComparisonState {
     /// It has not, or only on other servers.
     No,
     /// It has.
@@ -210,7 +210,7 @@ pub(crate) enum Step {
 }
 
 /// What to do next.
-pub(crate) fn next(own: Own, observed: Observed) -> Step {
+pub(crate) fn next(own: Own, observed: ObservedState) -> Step {
     if observed.lease == Lease::Lost {
         return Step::LeaseLost;
     }
@@ -222,7 +222,7 @@ pub(crate) fn next(own: Own, observed: Observed) -> Step {
 }
 
 /// Stops before the source has decided: the shard is left usable, and the move can be resumed.
-fn to_a_stop(observed: Observed) -> Step {
+fn to_a_stop(observed: ObservedState) -> Step {
     match (observed.source, observed.target) {
         (Source::Fenced { .. }, Target::Opened) => Step::Stuck,
         (Source::Fenced { attempt }, _) => Step::Unfence { attempt },
@@ -231,9 +231,9 @@ fn to_a_stop(observed: Observed) -> Step {
 }
 
 /// The next step towards the goal.
-fn towards(own: Own, observed: Observed) -> Step {
+fn towards(own: Own, observed: ObservedState) -> Step {
     let Own { goal, stream, .. } = own;
-    let Observed {
+    let ObservedState {
         mode,
         phase,
         source,
@@ -335,14 +335,14 @@ fn online(own: Own, phase: Phase, target: Target) -> Step {
         (
             Phase::Ready,
             Stream::On {
-                compared: Compared::Yes,
+                compared: ComparisonState::Yes,
                 ..
             },
         ) => fence(own, Step::CutOver),
         (
             Phase::Ready,
             Stream::On {
-                compared: Compared::No,
+                compared: ComparisonState::No,
                 ..
             },
         ) => fence(own, Step::CatchUp),

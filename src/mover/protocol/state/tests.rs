@@ -16,13 +16,13 @@ const PHASES: [Phase; 9] = [
 ];
 const STREAMS: [Stream; 5] = [
     Stream::Off,
-    on(Compared::No, None),
-    on(Compared::No, Some(1)),
-    on(Compared::Yes, None),
-    on(Compared::Yes, Some(1)),
+    on(ComparisonState::No, None),
+    on(ComparisonState::No, Some(1)),
+    on(ComparisonState::Yes, None),
+    on(ComparisonState::Yes, Some(1)),
 ];
 
-const fn on(compared: Compared, looked: Option<i32>) -> Stream {
+const fn on(compared: ComparisonState, looked: Option<i32>) -> Stream {
     Stream::On { compared, looked }
 }
 const SOURCES: [Source; 5] = [
@@ -78,13 +78,13 @@ fn movers() -> Vec<Own> {
 }
 
 /// Every observation under the mover's own lease, including phases that do not occur in the mode.
-fn observations() -> Vec<Observed> {
+fn observations() -> Vec<ObservedState> {
     let mut all = Vec::new();
     for mode in [Mode::Blocking, Mode::Online] {
         for phase in PHASES {
             for source in SOURCES {
                 for target in TARGETS {
-                    all.push(Observed {
+                    all.push(ObservedState {
                         mode,
                         lease: Lease::Ours,
                         phase,
@@ -99,7 +99,7 @@ fn observations() -> Vec<Observed> {
 }
 
 /// Every mover with every observation.
-fn all() -> impl Iterator<Item = (Own, Observed)> {
+fn all() -> impl Iterator<Item = (Own, ObservedState)> {
     let observations = observations();
     movers().into_iter().flat_map(move |own| {
         observations
@@ -109,8 +109,8 @@ fn all() -> impl Iterator<Item = (Own, Observed)> {
     })
 }
 
-fn observed(mode: Mode, phase: Phase, source: Source, target: Target) -> Observed {
-    Observed {
+fn observed(mode: Mode, phase: Phase, source: Source, target: Target) -> ObservedState {
+    ObservedState {
         mode,
         lease: Lease::Ours,
         phase,
@@ -140,7 +140,7 @@ fn a_mover_without_the_lease_does_nothing() {
         assert_eq!(
             next(
                 own,
-                Observed {
+                ObservedState {
                     lease: Lease::Lost,
                     ..observed
                 }
@@ -197,7 +197,7 @@ fn online_nothing_is_decided_for_a_fence_behind_which_this_mover_has_not_looked(
         Source::Fenced { attempt: 2 },
         Target::Incoming { ready: Some(2) },
     );
-    let looked = |attempt| finishing(on(Compared::Yes, attempt));
+    let looked = |attempt| finishing(on(ComparisonState::Yes, attempt));
     assert_eq!(
         next(looked(Some(2)), ready),
         Step::DecideAndOpen { attempt: 2 }
@@ -239,7 +239,7 @@ fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
             let compared = matches!(
                 own.stream,
                 Stream::On {
-                    compared: Compared::Yes,
+                    compared: ComparisonState::Yes,
                     ..
                 }
             );
@@ -259,10 +259,10 @@ fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
         Source::Serving,
         Target::Incoming { ready: None },
     );
-    let following = finishing(on(Compared::Yes, None));
+    let following = finishing(on(ComparisonState::Yes, None));
     assert_eq!(next(following, ready), Step::CutOver);
     assert_eq!(
-        next(finishing(on(Compared::No, None)), ready),
+        next(finishing(on(ComparisonState::No, None)), ready),
         Step::CatchUp,
         "a server was started again since"
     );
@@ -314,7 +314,10 @@ fn what_needs_the_stream_is_done_with_it_only_and_what_it_follows_is_not_built_a
         }
     }
     let gone = observed(Mode::Online, Phase::Ready, Source::Serving, Target::Nothing);
-    assert_eq!(next(finishing(on(Compared::Yes, None)), gone), Step::Gone);
+    assert_eq!(
+        next(finishing(on(ComparisonState::Yes, None)), gone),
+        Step::Gone
+    );
     assert_eq!(next(finishing(Stream::Off), gone), Step::Prepare);
 }
 
@@ -351,7 +354,7 @@ fn a_stop_leaves_the_shard_served_and_finishes_what_is_decided() {
 
 /// What a step does to a mover and a world in which nothing goes wrong. At `HandBack` the caller
 /// loads the rows and starts the stream.
-fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
+fn run(step: Step, (own, o): (Own, ObservedState)) -> (Own, ObservedState) {
     let opened = (Phase::Opened, Source::Moved, Target::Opened);
     let attempt = match o.source {
         Source::Fenced { attempt } => attempt,
@@ -387,15 +390,15 @@ fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     let own = match step {
         Step::HandBack => Own {
             until: Until::End,
-            stream: on(Compared::No, None),
+            stream: on(ComparisonState::No, None),
             ..own
         },
         Step::CatchUp => Own {
-            stream: on(Compared::Yes, None),
+            stream: on(ComparisonState::Yes, None),
             ..own
         },
         Step::CutOver => Own {
-            stream: on(Compared::Yes, Some(attempt)),
+            stream: on(ComparisonState::Yes, Some(attempt)),
             ..own
         },
         Step::Wait { .. } => Own {
@@ -406,7 +409,7 @@ fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     };
     (
         own,
-        Observed {
+        ObservedState {
             phase,
             source,
             target,

@@ -11,7 +11,7 @@ use crate::shard::ShardId;
 /// audit of its own move has named them. A rollback neither verifies nor audits them.
 ///
 /// Locks: none but ACCESS SHARE on the journal.
-pub(in crate::mover) async fn known(
+pub(in crate::mover) async fn read_earlier_result(
     target: &Session,
     former: Option<MoveId>,
     shard: ShardId,

@@ -21,11 +21,11 @@ use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut, RowDiffer
 use crate::pg::cause::chain;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
-use crate::schema::catalog::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
+use crate::schema::catalog::fingerprint::{OTHER_VERSION, RecordComparison, fingerprint};
 
-use crate::mover::runner::audit::known::{KNOWN, TABLE, known};
+use crate::mover::runner::audit::known::{KNOWN, TABLE, read_earlier_result};
 use crate::mover::runner::audit::rows::Comparison;
-use crate::mover::runner::audit::side::{Side, Stored};
+use crate::mover::runner::audit::side::{Side, StoredTable};
 
 /// How each difference of this kind was found.
 const HOW: &str = "compared later: nobody has written to it since";
@@ -88,7 +88,7 @@ fn both<'a>(context: &'a Context, entry: &'a Entry) -> BoxFuture<'a, Result<Audi
         let (rows, mut left_out) = comparison.end(why);
         found.extend(rows);
         let source = context.hosts.open(&entry.source).await?.for_shard(shard);
-        let known = known(&target, entry.rollback_of, shard).await?;
+        let known = read_earlier_result(&target, entry.rollback_of, shard).await?;
         let (of_old, of_new) = (ours.tables(until).await?, theirs.tables(until).await?);
         let mut differences = Vec::new();
         for difference in found {
@@ -179,12 +179,12 @@ async fn rest(
     }
     let now = fingerprint(&facts::of_schema(target, &Namespace::Oid(schema)).await?);
     let why = match now.compare(entry.fingerprint.as_deref()) {
-        Recorded::Same => return Ok(left_out),
-        Recorded::Other => {
+        RecordComparison::Same => return Ok(left_out),
+        RecordComparison::Other => {
             "now they are not what the target was built from: somebody altered them since, or they \
                 were not carried"
         }
-        Recorded::Unknown => OTHER_VERSION,
+        RecordComparison::Unknown => OTHER_VERSION,
     };
     left_out.push(LeftOut {
         what: "definitions".to_owned(),
@@ -209,13 +209,13 @@ const SINCE_MARKER: &str = "SELECT age(xmin) FROM pgshard.marker WHERE move_id =
 /// Locks: ACCESS SHARE on the table, for one look.
 async fn is_younger(
     side: &Side,
-    table: Option<&Stored>,
+    table: Option<&StoredTable>,
     since: &str,
     entry: &Entry,
     until: Instant,
 ) -> Result<bool, Error> {
     let Some(table) = table else { return Ok(true) };
-    let Some(name) = side.look(*table, 0, until).await? else {
+    let Some(name) = side.begin_table(*table, 0, until).await? else {
         side.end().await?;
         return Ok(true);
     };
@@ -227,7 +227,7 @@ async fn is_younger(
         .session
         .row("looking for later writes", &sql, &params)
         .await?;
-    Ok(side.leave(*table).await? != Some(table.file) || row.get(0)?)
+    Ok(side.end_table(*table).await? != Some(table.file) || row.get(0)?)
 }
 
 /// A table's name in SQL.

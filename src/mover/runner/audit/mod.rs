@@ -43,7 +43,7 @@ use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
 use crate::pg::cause::chain;
 
-pub(in crate::mover) use crate::mover::runner::audit::known::known;
+pub(in crate::mover) use crate::mover::runner::audit::known::read_earlier_result;
 use crate::mover::runner::audit::known::{KNOWN, TABLE};
 use crate::mover::runner::audit::rows::Comparison;
 pub(in crate::mover) use crate::mover::runner::audit::side::Side;
@@ -98,7 +98,7 @@ impl Target {
     }
 
     /// The snapshot that was taken for this attempt, and when.
-    fn taken(self, attempt: i32) -> Result<(Side, Instant), String> {
+    fn snapshot_of_attempt(self, attempt: i32) -> Result<(Side, Instant), String> {
         let side = self.side?;
         match side.taken() {
             Some(at) if self.attempt.get() == Some(&attempt) => Ok((side, at)),
@@ -134,7 +134,7 @@ pub(in crate::mover) async fn begin(
     attempt: i32,
 ) -> Result<Begun, String> {
     let ended = || "the mover that opened the target has ended since".to_owned();
-    let (target, at) = target.ok_or_else(ended)?.taken(attempt)?;
+    let (target, at) = target.ok_or_else(ended)?.snapshot_of_attempt(attempt)?;
     let begun = async {
         let (left, bound) = (work.names.left(work.epoch), context.options.audit_max);
         let source = Side::open(&context.hosts, &work.source.host, work.hold, &left, bound).await?;
@@ -153,7 +153,7 @@ pub(in crate::mover) async fn begin(
                 });
             }
         }
-        let known = known(&work.target, work.rollback_of, work.hold.shard).await?;
+        let known = read_earlier_result(&work.target, work.rollback_of, work.hold.shard).await?;
         Ok::<_, Error>(Begun {
             hold: work.hold,
             source,
@@ -216,7 +216,7 @@ pub(in crate::mover) async fn run(
         Ok(()) => begun.compare(context, permits).await,
         Err(error) => Audit::left_out(error.to_string()),
     };
-    tell(context, (hold, &source), &audit, began.elapsed()).await;
+    record_and_report(context, (hold, &source), &audit, began.elapsed()).await;
     audit
 }
 
@@ -235,12 +235,17 @@ pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
         shard: entry.shard,
         lease: entry.lease,
     };
-    tell(context, (hold, &entry.source), &audit, began.elapsed()).await;
+    record_and_report(context, (hold, &entry.source), &audit, began.elapsed()).await;
     audit
 }
 
 /// Records the result of an audit, and reports it.
-async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audit, took: Duration) {
+async fn record_and_report(
+    context: &Context,
+    (hold, source): (Hold, &HostName),
+    audit: &Audit,
+    took: Duration,
+) {
     let Hold { id, shard, .. } = hold;
     let kept = async {
         let session = context.hosts.open(source).await?.for_shard(shard);
@@ -262,7 +267,7 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
         }
         _ => tracing::warn!(%id, %shard, found = %audit, "a move was not audited"),
     }
-    context.observer.tell(Event::Audited {
+    context.observer.notify(Event::Audited {
         shard,
         audit: audit.clone(),
     });

@@ -22,7 +22,7 @@ use crate::mover::protocol::verdict::{AuditDifference, LeftOut};
 use crate::mover::runner::permit::CutOverPermits;
 
 use crate::mover::runner::audit::known::TABLE;
-use crate::mover::runner::audit::side::{Side, Stored};
+use crate::mover::runner::audit::side::{Side, StoredTable};
 
 /// How often a chunk is read again after a temporary error: a table was renamed, or a lock was
 /// unavailable.
@@ -42,18 +42,18 @@ pub(super) struct Comparison<'a> {
 /// A table on both sides.
 struct Pair {
     shape: TableShape,
-    source: Stored,
-    target: Stored,
+    source: StoredTable,
+    target: StoredTable,
 }
 
 /// How far the comparison is.
 struct Progress {
     chunks: VecDeque<Chunk>,
-    found: Vec<Found>,
+    found: Vec<TableResult>,
 }
 
 /// What was found about a table.
-struct Found {
+struct TableResult {
     /// How many chunks were not compared.
     missing: usize,
     /// The difference of the digests, and the rows.
@@ -125,8 +125,8 @@ impl<'a> Comparison<'a> {
             });
         }
         differences.extend(theirs.keys().map(|name| only(name, "target")));
-        let mut found: Vec<Found> = Vec::new();
-        found.resize_with(tables.len(), || Found {
+        let mut found: Vec<TableResult> = Vec::new();
+        found.resize_with(tables.len(), || TableResult {
             missing: 0,
             differs: None,
             unknown: None,
@@ -229,7 +229,7 @@ impl<'a> Comparison<'a> {
             target: stored,
             ..
         } = &self.tables[chunk.table];
-        let found = match target.look(*stored, 0, self.until).await? {
+        let found = match target.begin_table(*stored, 0, self.until).await? {
             Some(name) => retyped((&target.session, &name), shape).await,
             None => Ok(false),
         };
@@ -255,8 +255,8 @@ impl<'a> Comparison<'a> {
             target: theirs,
         } = &self.tables[chunk.table];
         let (here, there) = tokio::try_join!(
-            source.look(*ours, chunk.bytes, self.until),
-            target.look(*theirs, chunk.bytes, self.until)
+            source.begin_table(*ours, chunk.bytes, self.until),
+            target.begin_table(*theirs, chunk.bytes, self.until)
         )?;
         let (Some(here), Some(there)) = (here, there) else {
             tokio::try_join!(source.end(), target.end())?;
@@ -283,7 +283,7 @@ impl<'a> Comparison<'a> {
                 narrow(here, there, &question).await?
             }
         };
-        let (kept, there) = tokio::try_join!(source.leave(*ours), target.leave(*theirs))?;
+        let (kept, there) = tokio::try_join!(source.end_table(*ours), target.end_table(*theirs))?;
         let moved = kept != Some(ours.file) || there != Some(theirs.file);
         Ok(judge(&one, &other, rows, moved))
     }
@@ -315,7 +315,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-impl Found {
+impl TableResult {
     /// Whether comparing more of its chunks would add nothing.
     fn is_settled(&self) -> bool {
         self.unknown.is_some()
@@ -358,11 +358,11 @@ fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool
 async fn cut(
     source: &Side,
     shape: &TableShape,
-    stored: Stored,
+    stored: StoredTable,
     size: u64,
     until: Instant,
 ) -> Result<Vec<KeyRange>, Error> {
-    let Some(name) = source.look(stored, 0, until).await? else {
+    let Some(name) = source.begin_table(stored, 0, until).await? else {
         source.end().await?;
         return Ok(vec![KeyRange::default()]);
     };

@@ -14,7 +14,7 @@ use tokio_postgres::SimpleQueryMessage;
 
 use crate::map::HostName;
 use crate::mover::control::hosts::Hosts;
-use crate::mover::control::journal::{Hold, Signed};
+use crate::mover::control::journal::{Hold, SessionPurpose};
 use crate::mover::control::session::Session;
 use crate::mover::copy::verify::set_workers;
 use crate::mover::definition::digest::CatalogDigest;
@@ -31,7 +31,7 @@ const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
 
 /// A table as the snapshot sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct StoredTable {
     /// Stays the same, whatever the table's name is.
     pub(super) oid: u32,
     /// The file of its rows. TRUNCATE, and whatever rewrites a table, changes it.
@@ -147,7 +147,10 @@ impl Side {
     /// The tables of the schema as the snapshot sees them, by name.
     ///
     /// Locks: ACCESS SHARE on catalogs, until the read is ended.
-    pub(super) async fn tables(&self, until: Instant) -> Result<BTreeMap<String, Stored>, Error> {
+    pub(super) async fn tables(
+        &self,
+        until: Instant,
+    ) -> Result<BTreeMap<String, StoredTable>, Error> {
         let what = "reading the tables";
         let sql = "SELECT c.relname::text, c.oid, c.relfilenode FROM pg_depend d JOIN pg_class c \
             ON c.oid = d.objid
@@ -161,7 +164,7 @@ impl Side {
             .map(|row| {
                 Ok((
                     row.get(0)?,
-                    Stored {
+                    StoredTable {
                         oid: row.get(1)?,
                         file: row.get(2)?,
                     },
@@ -195,9 +198,9 @@ impl Side {
 
     /// Begins to read so many bytes of one table. Gives its present name, in SQL; `None` if it no
     /// longer exists.
-    pub(super) async fn look(
+    pub(super) async fn begin_table(
         &self,
-        table: Stored,
+        table: StoredTable,
         bytes: u64,
         until: Instant,
     ) -> Result<Option<String>, Error> {
@@ -214,7 +217,7 @@ impl Side {
     }
 
     /// Ends the reading of a table. Gives the file of its rows at the time it was read.
-    pub(super) async fn leave(&self, table: Stored) -> Result<Option<u32>, Error> {
+    pub(super) async fn end_table(&self, table: StoredTable) -> Result<Option<u32>, Error> {
         // The file is read while the lock is held, so that it cannot have changed since the read.
         let sql = format!("SELECT pg_relation_filenode({}); {END}", table.oid);
         Ok(self
@@ -262,7 +265,7 @@ async fn session(
     bound: Duration,
 ) -> Result<Session, Error> {
     let session = hosts.open(host).await?.for_shard(hold.shard);
-    session.sign(hold, Signed::Audit).await?;
+    session.sign(hold, SessionPurpose::Audit).await?;
     let idle = (bound.as_millis() + 1000).min(i32::MAX as u128);
     let sql = format!("SET idle_in_transaction_session_timeout = {idle}");
     session

@@ -109,7 +109,7 @@ impl Driver<'_> {
         if self.rebuilds >= REBUILDS_MAX {
             return Err(Error::Altered { shard, what });
         }
-        self.context.observer.tell(Event::FenceRetried {
+        self.context.observer.notify(Event::FenceRetried {
             shard,
             attempt: self.fences,
             reason: what,

@@ -4,7 +4,7 @@ use crate::mover::control::context::{Context, stopped};
 use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::preflight::facts::Servers;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::state::{Compared, Stream};
+use crate::mover::protocol::state::{ComparisonState, Stream};
 use crate::mover::runner::audit;
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::watchdog::Watchdog;
@@ -37,7 +37,7 @@ pub(in crate::mover) struct Online<'a> {
 
 /// What a mover remembers about such a shard between two steps.
 #[derive(Default)]
-pub(in crate::mover) struct Remembered {
+pub(in crate::mover) struct CopyMemory {
     /// The servers on which source and target were compared, if this mover has done that.
     pub(in crate::mover) compared_on: Option<Servers>,
     /// The servers on which this mover has begun to compare them.
@@ -51,12 +51,16 @@ pub(in crate::mover) struct Remembered {
     pub(in crate::mover) unopened: Option<audit::Target>,
 }
 
-impl Remembered {
+impl CopyMemory {
     /// What [`state::next`](crate::mover::protocol::state::next) needs to know of it.
     pub(super) fn stream(&self) -> Stream {
         let same = self.compared_on.is_some() && self.compared_on == self.seen;
         Stream::On {
-            compared: if same { Compared::Yes } else { Compared::No },
+            compared: if same {
+                ComparisonState::Yes
+            } else {
+                ComparisonState::No
+            },
             looked: self.looked,
         }
     }

@@ -128,7 +128,7 @@ impl<'a> Driver<'a> {
         let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
         self.context
             .observer
-            .tell(Event::Opened { shard, host, pause });
+            .notify(Event::Opened { shard, host, pause });
     }
 
     /// Publishes the map, begins the audit, and keeps the old copy. If the target has lost the open
@@ -194,7 +194,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Ends this mover's work with a shard that has come to its end.
-    pub(in crate::mover::runner) async fn leave(&mut self) {
+    pub(in crate::mover::runner) async fn end_shard(&mut self) {
         self.release(None).await;
     }
 

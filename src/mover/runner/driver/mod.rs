@@ -2,7 +2,7 @@
 //! loop of [`single`](crate::mover::runner::single) runs it.
 //!
 //! Invariant: a driver decides nothing. [`state::next`](crate::mover::protocol::state::next)
-//! returns the next step, from the state of the hosts and from [`Driver::own`].
+//! returns the next step, from the state of the hosts and from [`Driver::own_state`].
 
 mod blocking;
 mod copying;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::backoff::Backoff;
 use crate::mover::control::context::Context;
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::Signed;
+use crate::mover::control::journal::SessionPurpose;
 use crate::mover::control::observe::{Observation, observe};
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
@@ -24,7 +24,7 @@ use crate::mover::runner::audit;
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::pg::cause::chain;
 
-use copying::Remembered;
+use copying::CopyMemory;
 pub(in crate::mover) use copying::{Copying, Online, Patience};
 
 /// How long deciding and opening are tried. After that, a shard that is not decided is served by
@@ -45,7 +45,7 @@ pub(in crate::mover) struct Driver<'a> {
     goal: Goal,
     copying: Copying<'a>,
     /// For a shard with changes that are applied.
-    remembered: Remembered,
+    remembered: CopyMemory,
     /// What this mover has built the target from, if it has built it.
     built: Option<Blueprint>,
     /// How often this mover has fenced.
@@ -82,7 +82,7 @@ impl<'a> Driver<'a> {
             heartbeat,
             goal,
             copying,
-            remembered: Remembered::default(),
+            remembered: CopyMemory::default(),
             built: None,
             fences: 0,
             rebuilds: 0,
@@ -103,9 +103,9 @@ impl<'a> Driver<'a> {
         built: Option<Blueprint>,
         compared_on: Option<facts::Servers>,
     ) -> Driver<'a> {
-        let remembered = Remembered {
+        let remembered = CopyMemory {
             compared_on,
-            ..Remembered::default()
+            ..CopyMemory::default()
         };
         Driver {
             copying: Copying::Online(online),
@@ -219,14 +219,14 @@ impl<'a> Driver<'a> {
         let source = hosts.open_new(&self.work.source.host).await?;
         let target = hosts.open_new(&self.work.target.host).await?;
         let (source, target) = (source.for_shard(shard), target.for_shard(shard));
-        source.sign(self.work.hold, Signed::Shard).await?;
-        target.sign(self.work.hold, Signed::Shard).await?;
+        source.sign(self.work.hold, SessionPurpose::Shard).await?;
+        target.sign(self.work.hold, SessionPurpose::Shard).await?;
         (self.work.source, self.work.target) = (source, target);
         Ok(())
     }
 
     /// What this mover knows about itself.
-    pub(super) fn own(&self, until: Until) -> Own {
+    pub(super) fn own_state(&self, until: Until) -> Own {
         Own {
             goal: self.goal,
             until,
@@ -314,7 +314,7 @@ impl<'a> Driver<'a> {
                 blockers: reason,
             });
         }
-        self.context.observer.tell(Event::FenceRetried {
+        self.context.observer.notify(Event::FenceRetried {
             shard,
             attempt,
             reason,

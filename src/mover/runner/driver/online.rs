@@ -81,7 +81,9 @@ impl Driver<'_> {
     ) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::info!(%shard, desired = desired.as_str(), "waiting before the fence");
-        self.context.observer.tell(Event::Waits { shard, desired });
+        self.context
+            .observer
+            .notify(Event::Waits { shard, desired });
         let mut desired = self.heartbeat.desired_states();
         let told = async {
             // An error means that the heartbeat is gone, and with it the lease.

@@ -24,7 +24,7 @@ impl Group<'_> {
         let permit = self.permits.background_permit().await;
         let work = match reconnect(self.context, &member.part, self.hold(member.part.shard)).await {
             Ok(work) => work,
-            Err(error) => return Err(self.left(&member, error).await),
+            Err(error) => return Err(self.failed_member(&member, error).await),
         };
         drop(permit);
         let online = Online {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::mover::control::session::Session;
-use crate::mover::copy::chunk::Copied;
+use crate::mover::copy::chunk::CopiedChunk;
 use crate::mover::copy::workers::{CopyOptions, copy_all};
 use crate::mover::copy::{Route, ShardCopy};
 use crate::mover::preflight::facts;
@@ -54,7 +54,7 @@ impl Group<'_> {
         };
         let began = Instant::now();
         let (ended, last_chunk) = copy_all(&self.context.hosts, copies, &options).await;
-        let mut copied: BTreeMap<ShardId, Result<Copied, Error>> = ended.into_iter().collect();
+        let mut copied: BTreeMap<ShardId, Result<CopiedChunk, Error>> = ended.into_iter().collect();
         let copied_at = last_chunk.unwrap_or(began);
         let took = copied_at - began;
         self.at("after chunks")?;
@@ -70,10 +70,10 @@ impl Group<'_> {
                 .unwrap_or(Err(Error::Interrupted { shard }))
             {
                 Ok(rows) => rows_there.push((one, rows)),
-                Err(error) => ends.push(self.left(&one, error).await),
+                Err(error) => ends.push(self.failed_member(&one, error).await),
             }
         }
-        let keys = async |(one, rows): (Member, Copied)| {
+        let keys = async |(one, rows): (Member, CopiedChunk)| {
             self.keys(one, rows, (took, copied_at), position).await
         };
         members.extend(self.each(ends, rows_there, keys).await);
@@ -84,7 +84,7 @@ impl Group<'_> {
     async fn keys(
         &self,
         mut member: Member,
-        copied: Copied,
+        copied: CopiedChunk,
         (took, copied_at): (Duration, Instant),
         position: u64,
     ) -> Result<Member, ShardResult> {
@@ -113,7 +113,7 @@ impl Group<'_> {
                 built: Some(built),
                 ..member
             }),
-            Err(error) => Err(self.left(&member, error).await),
+            Err(error) => Err(self.failed_member(&member, error).await),
         }
     }
 

@@ -68,7 +68,7 @@ impl Group<'_> {
         match single::drive(drive, until).await {
             Ok(None) => None,
             Ok(Some(report)) => {
-                drive.leave().await;
+                drive.end_shard().await;
                 Some((shard, Ok(report)))
             }
             Err(error) => {
@@ -109,7 +109,7 @@ impl Group<'_> {
                 tracing::info!(%shard, error = chain(&error), "what an alteration led to");
                 Error::Altered {
                     shard,
-                    what: alteration.words().to_owned(),
+                    what: alteration.describe().to_owned(),
                 }
             }
             Ok(None) | Err(_) => error,
@@ -169,7 +169,7 @@ impl Group<'_> {
         }
         match known {
             Ok(()) => Ok(member),
-            Err(error) => Err(self.left(&member, error).await),
+            Err(error) => Err(self.failed_member(&member, error).await),
         }
     }
 
@@ -207,7 +207,7 @@ impl Group<'_> {
     }
 
     /// The end of a shard that failed while this mover had no connection for it.
-    pub(super) async fn left(&self, member: &Member, error: Error) -> ShardResult {
+    pub(super) async fn failed_member(&self, member: &Member, error: Error) -> ShardResult {
         let shard = member.part.shard;
         let mut error = if error.is_lock() {
             self.locked(shard, error).await
@@ -252,7 +252,7 @@ impl Group<'_> {
                 shard: one.part.shard,
                 source: error.clone(),
             };
-            ends.push(self.left(one, of_group).await);
+            ends.push(self.failed_member(one, of_group).await);
         }
         ends
     }

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::map::HostName;
 use crate::mover::control::context::Context;
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::{Hold, Signed};
+use crate::mover::control::journal::{Hold, SessionPurpose};
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts::Servers;
 use crate::mover::protocol::desired::{DesiredState, Rollback};
@@ -29,7 +29,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Pace;
-use crate::mover::runner::assignment::{Assignment, ShardResult, Shared};
+use crate::mover::runner::assignment::{Assignment, GroupKey, ShardResult};
 use crate::mover::runner::leftovers::drop_shared;
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::reverse;
@@ -75,7 +75,7 @@ pub(in crate::mover) async fn work(
         pace,
         watchdog: Watchdog::new(),
         permits: CutOverPermits::default(),
-        shared: Shared::of(first),
+        shared: GroupKey::of(first),
         rollback: first.rollback,
         heartbeat,
         first: first.shard,
@@ -92,7 +92,7 @@ struct Group<'a> {
     pace: watch::Sender<Pace>,
     watchdog: Watchdog,
     permits: CutOverPermits,
-    shared: Shared,
+    shared: GroupKey,
     /// Whether a reverse replication is prepared.
     rollback: Rollback,
     /// Its lease is the same for all shards of the group: a mover that takes one over takes the
@@ -252,7 +252,7 @@ impl<'a> Group<'a> {
     }
 
     fn failed(&self, shard: ShardId, error: Error) -> ShardResult {
-        self.context.observer.tell(Event::Failed {
+        self.context.observer.notify(Event::Failed {
             shard,
             error: chain(&error),
         });
@@ -270,7 +270,9 @@ impl<'a> Group<'a> {
     async fn session(&self, host: &HostName) -> Result<Session, Error> {
         patiently(self.context, || async {
             let session = self.context.hosts.open(host).await?;
-            session.sign(self.hold(self.first), Signed::Group).await?;
+            session
+                .sign(self.hold(self.first), SessionPurpose::Group)
+                .await?;
             Ok(session)
         })
         .await

@@ -14,7 +14,7 @@ use crate::map::HostName;
 use crate::mover::control::context::Context;
 use crate::mover::control::context::stopped;
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::{Entry, Hold, ReverseReplication, Signed};
+use crate::mover::control::journal::{Entry, Hold, ReverseReplication, SessionPurpose};
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
@@ -100,13 +100,13 @@ async fn round(context: &Context, id: Option<MoveId>, followed: &mut BTreeMap<Ke
             let error = format!(
                 "the rollback {by} uses the stream until it ends: `pgshard moves show {by}`"
             );
-            context.observer.tell(Event::NotFed { id: key.0, error });
+            context.observer.notify(Event::NotFed { id: key.0, error });
         }
     }
     for (key, entries) in there {
         // The next round tries again, for as long as the command runs.
-        if let Err(error) = look(context, &key, &entries, followed).await {
-            context.observer.tell(Event::NotFed {
+        if let Err(error) = read_old_copies(context, &key, &entries, followed).await {
+            context.observer.notify(Event::NotFed {
                 id: key.0,
                 error: chain(&error),
             });
@@ -116,7 +116,7 @@ async fn round(context: &Context, id: Option<MoveId>, followed: &mut BTreeMap<Ke
 
 /// Begins to follow what is not followed yet, and checks the rest. What has ended begins
 /// again in the next round, if there still is something to follow.
-async fn look(
+async fn read_old_copies(
     context: &Context,
     key: &Key,
     entries: &[Entry],
@@ -274,7 +274,7 @@ impl FollowedCopy {
             stream::tidy_up(context, session, &target, *id).await?;
             return Ok(None);
         }
-        session.sign(holds[0], Signed::Group).await?;
+        session.sign(holds[0], SessionPurpose::Group).await?;
         // Shards that are not kept yet count too: the slot must have what their new host writes
         // once it has opened.
         let of_move = session.entries(Some(*id)).await?;
@@ -303,7 +303,7 @@ impl FollowedCopy {
             failpoints: context.options.clone(),
             patience: FollowerOptions::PATIENCE,
         });
-        context.observer.tell(Event::Feeding {
+        context.observer.notify(Event::Feeding {
             id: *id,
             shards: holds.len(),
         });
@@ -331,7 +331,7 @@ impl FollowedCopy {
                 Some(Fault::StreamLost { host }) => stream::lacking(&host),
                 _ => continue,
             };
-            old_copy::lose(&self.source, *id, hold.shard, &why).await?;
+            old_copy::mark_rollback_lost(&self.source, *id, hold.shard, &why).await?;
             self.follower.detach(hold.shard).await;
         }
         let target = context.hosts.open(serving).await?;
@@ -349,7 +349,7 @@ impl FollowedCopy {
         if given_up || view.ended.is_some() || lost || !all_there {
             return Ok(false);
         }
-        context.observer.tell(Event::Fed {
+        context.observer.notify(Event::Fed {
             id: *id,
             bytes: view.lag.bytes,
             seconds: view.lag.seconds,

@@ -291,7 +291,8 @@ pub(crate) async fn judge(
                 continue;
             };
             if row.state == "moved" || row.epoch != entry.epoch.next() {
-                old_copy::lose(source, id, entry.shard, &elsewhere(&target.host)).await?;
+                old_copy::mark_rollback_lost(source, id, entry.shard, &elsewhere(&target.host))
+                    .await?;
             }
         }
     }
@@ -304,7 +305,7 @@ pub(crate) async fn judge(
             let Ok(shard) = ShardId::try_from(shard) else {
                 continue;
             };
-            old_copy::lose(
+            old_copy::mark_rollback_lost(
                 source,
                 id,
                 shard,
@@ -353,7 +354,7 @@ async fn lose_what_lacks(
     for row in rows {
         let shard: i32 = row.get(0)?;
         if let Ok(shard) = ShardId::try_from(shard) {
-            old_copy::lose(source, id, shard, &lacking(&source.host)).await?;
+            old_copy::mark_rollback_lost(source, id, shard, &lacking(&source.host)).await?;
         }
     }
     Ok(())

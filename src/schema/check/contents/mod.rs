@@ -55,7 +55,7 @@ pub async fn contents(
         match columns {
             Ok(columns) => {
                 for column in &columns {
-                    said(&mut findings, host, column, epoch);
+                    report_column(&mut findings, host, column, epoch);
                     keys(&mut findings, host, column, (key, shards));
                     if let FilledBy::Shard {
                         largest: Some(id), ..
@@ -86,7 +86,7 @@ pub async fn contents(
     }
 }
 
-fn said(findings: &mut Findings, host: &HostShards, column: &Column, epoch: Epoch) {
+fn report_column(findings: &mut Findings, host: &HostShards, column: &Column, epoch: Epoch) {
     let Column {
         shard,
         table,

@@ -36,7 +36,7 @@ const RANGES_SINCE: u32 = 14;
 const SIGN: &str = "'-9223372036854775808'::int8";
 
 /// A column that is to be read, in the table that has it.
-struct Wanted {
+struct ColumnToRead {
     shard: ShardId,
     schema: String,
     table: String,
@@ -62,7 +62,7 @@ struct Sequence {
 
 /// What was seen in a column so far.
 #[derive(Clone, Default)]
-struct Seen {
+struct ColumnContents {
     foreign: i64,
     example: Option<String>,
     last: Option<i64>,
@@ -156,7 +156,7 @@ async fn all_wanted(
     client: &Connection,
     shards: &[(i32, &str)],
     rules: RowRules<'_>,
-) -> Result<(Vec<Wanted>, Vec<Column>), String> {
+) -> Result<(Vec<ColumnToRead>, Vec<Column>), String> {
     let (numbers, schemas): (Vec<i32>, Vec<&str>) = shards.iter().copied().unzip();
     let rows = client
         .query_typed(
@@ -164,8 +164,9 @@ async fn all_wanted(
             &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)],
         )
         .await;
-    let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
-    let mut wanted: Vec<Wanted> = wanted.map_err(failed)?.into_iter().flatten().collect();
+    let wanted: Result<Vec<Option<ColumnToRead>>, _> =
+        rows.map_err(failed)?.iter().map(column_to_read).collect();
+    let mut wanted: Vec<ColumnToRead> = wanted.map_err(failed)?.into_iter().flatten().collect();
     if rules.keys.is_empty() {
         return Ok((wanted, Vec::new()));
     }
@@ -203,7 +204,7 @@ async fn all_wanted(
 fn key(
     row: &Row,
     rules: RowRules<'_>,
-) -> Result<Option<Result<Wanted, Column>>, tokio_postgres::Error> {
+) -> Result<Option<Result<ColumnToRead, Column>>, tokio_postgres::Error> {
     let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else {
         return Ok(None);
     };
@@ -240,7 +241,7 @@ fn key(
         Some(owner) => Some(Unread::OfAnother(owner)),
         None => row.try_get::<_, bool>(10)?.then_some(Unread::Hidden),
     };
-    Ok(Some(Ok(Wanted {
+    Ok(Some(Ok(ColumnToRead {
         shard,
         schema: row.try_get(1)?,
         table,
@@ -273,12 +274,12 @@ fn shard_of(name: &str, kind: KeyKind, shards: ShardCount) -> String {
 /// connection ends more than this table.
 async fn of_table(
     client: &Connection,
-    wanted: &[Wanted],
+    wanted: &[ColumnToRead],
     step: i64,
 ) -> Result<Vec<Column>, String> {
-    let unread = |Wanted {
+    let unread = |ColumnToRead {
                       shard, table, name, ..
-                  }: &Wanted,
+                  }: &ColumnToRead,
                   why: Unread| {
         vec![Column {
             shard: *shard,
@@ -296,22 +297,26 @@ async fn of_table(
     let Some(first) = wanted.first() else {
         return Ok(Vec::new());
     };
-    match seen(client, wanted, step).await {
+    match read_columns(client, wanted, step).await {
         Err(reason) if !client.is_closed() => Ok(unread(first, Unread::Refused(reason))),
         seen => seen,
     }
 }
 
-async fn seen(client: &Connection, wanted: &[Wanted], step: i64) -> Result<Vec<Column>, String> {
+async fn read_columns(
+    client: &Connection,
+    wanted: &[ColumnToRead],
+    step: i64,
+) -> Result<Vec<Column>, String> {
     let seen = table(client, wanted, step).await?;
     let mut columns = Vec::new();
     for (wanted, seen) in wanted.iter().zip(seen) {
-        columns.push(judged(client, wanted, seen).await?);
+        columns.push(compare_with_generator(client, wanted, seen).await?);
     }
     Ok(columns)
 }
 
-fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
+fn column_to_read(row: &Row) -> Result<Option<ColumnToRead>, tokio_postgres::Error> {
     let fill = match row
         .try_get::<_, Option<&str>>(4)?
         .zip(row.try_get::<_, Option<&str>>(5)?)
@@ -329,7 +334,7 @@ fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
         Some(owner) => Some(Unread::OfAnother(owner)),
         None => row.try_get::<_, bool>(8)?.then_some(Unread::Hidden),
     };
-    Ok(Some(Wanted {
+    Ok(Some(ColumnToRead {
         shard,
         schema: row.try_get(1)?,
         table: row.try_get(2)?,
@@ -341,8 +346,12 @@ fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
 
 /// Reads all rows of a table, this many blocks at a time. Rows that are added behind the last block
 /// during that time are not read.
-async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec<Seen>, String> {
-    let mut seen = vec![Seen::default(); columns.len()];
+async fn table(
+    client: &Connection,
+    columns: &[ColumnToRead],
+    step: i64,
+) -> Result<Vec<ColumnContents>, String> {
+    let mut seen = vec![ColumnContents::default(); columns.len()];
     let mut selected = String::new();
     for column in columns {
         let name = quote_ident(&column.name);
@@ -437,7 +446,11 @@ async fn blocks(client: &Connection, table: &str) -> Result<i64, String> {
 
 /// Compares the rows that were read with the state of the generator. The generator is read
 /// afterwards, so whatever it gave out in between is below that state.
-async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Column, String> {
+async fn compare_with_generator(
+    client: &Connection,
+    wanted: &ColumnToRead,
+    seen: ColumnContents,
+) -> Result<Column, String> {
     let filled_by = match &wanted.fill {
         Fill::Key(..) => FilledBy::Key(seen.example.map(|example| (seen.foreign, example))),
         Fill::Id => {

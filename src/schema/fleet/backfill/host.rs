@@ -179,7 +179,7 @@ impl<'a> Work<'a> {
         }
         let mut key: Option<Key> = None;
         loop {
-            if let Err(error) = self.held(host, client).await {
+            if let Err(error) = self.wait_for_throttle(host, client).await {
                 return (Err(lost(&error)), task);
             }
             let turn = self
@@ -231,7 +231,7 @@ impl<'a> Work<'a> {
     }
 
     /// Waits as long as something holds the host's workers back.
-    async fn held(
+    async fn wait_for_throttle(
         &self,
         host: &HostName,
         client: &Connection,
@@ -239,7 +239,7 @@ impl<'a> Work<'a> {
         let throttle = &self.throttles[host];
         let mut is_told = false;
         loop {
-            let (held, is_hidden) = throttle.held(client).await?;
+            let (held, is_hidden) = throttle.reason_to_wait(client).await?;
             if is_hidden && self.hidden.lock().expect(NO_PANIC).insert(host.clone()) {
                 (self.observer)(Event::LagHidden { host });
             }

@@ -105,7 +105,7 @@ pub fn backfill<'a>(
             );
         }
         report.unchanged = unchanged.values().sum();
-        tell(&read, &to_do, &unchanged, observer);
+        report_plan(&read, &to_do, &unchanged, observer);
         let work = host::Work::new(request, to_do, report, observer);
         let of_host = request
             .hosts
@@ -148,7 +148,7 @@ const SETTLES: usize = 5;
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// Reports what there is to do, and which moves can no longer be rolled back because of it.
-fn tell(
+fn report_plan(
     read: &BTreeMap<HostName, Result<HostProgress, HostFault>>,
     to_do: &BTreeMap<HostName, Vec<ShardId>>,
     unchanged: &BTreeMap<&HostName, usize>,

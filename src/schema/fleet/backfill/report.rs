@@ -13,7 +13,7 @@ use crate::shard::ShardId;
 #[non_exhaustive]
 pub enum BackfillFault {
     /// No host that answers serves the shard.
-    #[error("no host says that it serves it{}", asked(silent))]
+    #[error("no host says that it serves it{}", silent_hosts(silent))]
     Unserved {
         /// The hosts that could not be read.
         silent: Vec<String>,
@@ -67,7 +67,7 @@ pub enum BackfillFault {
 }
 
 /// The hosts that could not be read, if there are any.
-fn asked(silent: &[String]) -> String {
+fn silent_hosts(silent: &[String]) -> String {
     if silent.is_empty() {
         String::new()
     } else {

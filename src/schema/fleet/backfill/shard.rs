@@ -18,7 +18,7 @@ use super::text::Backfill;
 use crate::pg::{Connection, quote_ident, quote_literal, state};
 use crate::schema::fleet::fault::ShardFault;
 use crate::schema::fleet::migrate::transaction::{self, Outcome};
-use crate::schema::fleet::recipe::{passes, words};
+use crate::schema::fleet::recipe::{error_message, passes};
 use crate::shard::ShardId;
 
 /// The table in a shard's schema that records the progress of backfills there.
@@ -79,7 +79,7 @@ impl OnShard<'_> {
         if !there {
             // What it cannot be run on is found before anything is made there, and a way back ends
             // for it.
-            match self.whole(client, self.look(client).await).await? {
+            match self.whole(client, self.can_run(client).await).await? {
                 Step::Started(_) => {}
                 step => return Ok(step),
             }
@@ -194,7 +194,7 @@ impl OnShard<'_> {
     }
 
     /// Whether it can be run in the shard.
-    async fn look(&self, client: &Connection) -> Answer {
+    async fn can_run(&self, client: &Connection) -> Answer {
         if !self.hold(client).await? {
             return Ok(Step::Elsewhere);
         }
@@ -424,7 +424,7 @@ impl OnShard<'_> {
 
 /// What an error of the server means, from a range or from the statements around it.
 fn judge(error: &tokio_postgres::Error, range: Option<(&str, &str)>) -> Step {
-    let words = words(error);
+    let words = error_message(error);
     let refused = |code: &SqlState| [state::SHARD_MOVED, state::REFUSED].contains(&code.code());
     match error.code() {
         Some(code) if refused(code) => return Step::Elsewhere,

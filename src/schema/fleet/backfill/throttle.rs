@@ -88,7 +88,7 @@ impl Throttle {
     ///
     /// # Errors
     /// When the connection is lost.
-    pub(super) async fn held(
+    pub(super) async fn reason_to_wait(
         &self,
         client: &Connection,
     ) -> Result<(Option<ThrottleReason>, bool), tokio_postgres::Error> {
@@ -101,7 +101,7 @@ impl Throttle {
         let lag = match seen {
             Some((at, lag)) if now.duration_since(at) < LOOK => lag,
             _ => {
-                let lag = look(client).await?;
+                let lag = read_lag(client).await?;
                 *self.seen.lock().expect(NO_PANIC) = Some((Instant::now(), lag));
                 lag
             }
@@ -121,7 +121,7 @@ impl Throttle {
     }
 }
 
-async fn look(client: &Connection) -> Result<Lag, tokio_postgres::Error> {
+async fn read_lag(client: &Connection) -> Result<Lag, tokio_postgres::Error> {
     // A role that may not see other sessions gets their rows without the state. A backup has no
     // position.
     let sql = "SELECT coalesce(max(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), \

@@ -6,7 +6,7 @@ use crate::pg::quote_literal;
 use crate::schema::control::script::guarded;
 use crate::schema::fleet::fault::HostFault;
 use crate::schema::fleet::migrations::Migrations;
-use crate::schema::fleet::recipe::{line, words};
+use crate::schema::fleet::recipe::{error_message, line};
 use crate::schema::fleet::session::{RESET, settle};
 
 /// How long a statement of these migrations may wait for a lock.
@@ -41,12 +41,15 @@ pub(in crate::schema) async fn run_once(
                 return (
                     done,
                     Err(HostFault::Lost {
-                        reason: words(&error),
+                        reason: error_message(&error),
                     }),
                 );
             }
-            let (migration, line, words) =
-                (one.name().to_owned(), line(&error, &text), words(&error));
+            let (migration, line, words) = (
+                one.name().to_owned(),
+                line(&error, &text),
+                error_message(&error),
+            );
             return (
                 done,
                 Err(HostFault::Migration {

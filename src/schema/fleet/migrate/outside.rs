@@ -153,7 +153,7 @@ impl Alone<'_> {
 
     async fn attempt(&self, client: &Client) -> Result<Outcome, tokio_postgres::Error> {
         if let Some(Repeatable::Index(index)) = &self.step.outside {
-            match self.look(client, index).await? {
+            match self.read_index_state(client, index).await? {
                 (Some(_), Begun::No) => {
                     let words =
                         format!("there is already an index {index}, which no migration has begun");
@@ -162,7 +162,7 @@ impl Alone<'_> {
                 (Some(true), Begun::ThisText) => return Ok(Outcome::Done),
                 (Some(_), Begun::ThisText | Begun::OtherText) => {
                     if let Err(error) = self.drop_index(client, index).await {
-                        return self.told(error);
+                        return self.outcome_of_refusal(error);
                     }
                 }
                 (None, _) => {}
@@ -172,9 +172,9 @@ impl Alone<'_> {
         let Err(error) = client.batch_execute(&self.step.sql).await else {
             return Ok(Outcome::Done);
         };
-        let outcome = self.told(error)?;
+        let outcome = self.outcome_of_refusal(error)?;
         if let Some(Repeatable::Index(index)) = &self.step.outside
-            && self.look(client, index).await?.0 == Some(false)
+            && self.read_index_state(client, index).await?.0 == Some(false)
             && self.drop_index(client, index).await.is_err()
         {
             // The attempt stays recorded as begun, so that the next one drops the index.
@@ -185,7 +185,10 @@ impl Alone<'_> {
     }
 
     /// The meaning of the server's refusal; an error without one is a lost connection.
-    fn told(&self, error: tokio_postgres::Error) -> Result<Outcome, tokio_postgres::Error> {
+    fn outcome_of_refusal(
+        &self,
+        error: tokio_postgres::Error,
+    ) -> Result<Outcome, tokio_postgres::Error> {
         if error.as_db_error().is_none() {
             Err(error)
         } else {
@@ -203,7 +206,7 @@ impl Alone<'_> {
 
     /// Whether there is an index of the name, and whether it is valid; and whether an attempt at
     /// this migration was begun.
-    async fn look(
+    async fn read_index_state(
         &self,
         client: &Client,
         index: &str,

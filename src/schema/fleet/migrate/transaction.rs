@@ -13,7 +13,7 @@ use super::steps::Step;
 use crate::pg::state;
 use crate::schema::control::lock;
 use crate::schema::fleet::fault::ShardFault;
-use crate::schema::fleet::recipe::{line, passes, wants_commit, words};
+use crate::schema::fleet::recipe::{error_message, line, passes, wants_commit};
 use crate::schema::fleet::session::{CLEAN, RESET, settle};
 use crate::shard::ShardId;
 
@@ -153,7 +153,7 @@ pub(super) fn judge(
     {
         return Outcome::Failed(ShardFault::Moving(None));
     }
-    let words = words(error);
+    let words = error_message(error);
     let fault = match step {
         Some(step) => ShardFault::Migration {
             migration: step.recorded.name.clone(),

@@ -91,19 +91,19 @@ impl Hand {
         })
     }
 
-    async fn ask(&self) -> Result<(), Error> {
+    async fn run_call(&self) -> Result<(), Error> {
         self.connection.query_one(&self.statement, &[]).await?;
         Ok(())
     }
 }
 
 /// A shard through the router.
-struct Routed {
+struct RoutedShard {
     router: Router,
     shard: ShardId,
 }
 
-impl Routed {
+impl RoutedShard {
     async fn ask(&self) -> Result<(), Error> {
         self.router.shard(self.shard)?.query_one(SQL, &[]).await?;
         Ok(())
@@ -130,12 +130,12 @@ pub(super) async fn host(
     for _ in 0..pace.connections {
         hands.push(Arc::new(Hand::open(connect).await?));
     }
-    let routed = Arc::new(Routed {
+    let routed = Arc::new(RoutedShard {
         router: router.clone(),
         shard,
     });
     // Warms up: the connections are opened, and the statement is prepared on each.
-    rate(TURN, &hands, |hand| async move { hand.ask().await }).await?;
+    rate(TURN, &hands, |hand| async move { hand.run_call().await }).await?;
     rate(
         TURN,
         &vec![routed.clone(); pace.connections],
@@ -147,14 +147,14 @@ pub(super) async fn host(
     let began = Instant::now();
     while began.elapsed() < pace.length {
         for _ in 0..16 {
-            by_hand.push(timed(hands[0].ask()).await?);
+            by_hand.push(timed(hands[0].run_call()).await?);
             through.push(timed(routed.ask()).await?);
         }
     }
     let (mut hand_done, mut routed_done, mut turns) = (0, 0, 0_u32);
     let began = Instant::now();
     while began.elapsed() < pace.length {
-        hand_done += rate(TURN, &hands, |hand| async move { hand.ask().await }).await?;
+        hand_done += rate(TURN, &hands, |hand| async move { hand.run_call().await }).await?;
         let all = vec![routed.clone(); pace.connections];
         routed_done += rate(TURN, &all, |routed| async move { routed.ask().await }).await?;
         turns += 1;
@@ -194,7 +194,7 @@ pub(super) async fn fan_out(
         let began = Instant::now();
         for (hand, shards) in &hands {
             for _ in 0..*shards {
-                hand.ask().await?;
+                hand.run_call().await?;
             }
         }
         by_hand = by_hand.min(ms(began.elapsed()));

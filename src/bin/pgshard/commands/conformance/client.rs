@@ -87,7 +87,7 @@ impl Client {
     }
 
     /// Asks, and waits for the answer.
-    pub(super) async fn ask(&mut self, ask: &Value) -> Played<Value> {
+    pub(super) async fn request(&mut self, ask: &Value) -> Played<Value> {
         self.send(ask).await?;
         self.receive().await
     }

@@ -96,10 +96,10 @@ pub(crate) async fn serve(args: ConformanceServe, output: &Output) -> Result<Exi
         });
     }
     tokio::task::spawn_blocking(move || drop(cluster)).await?;
-    Ok(tell(outcomes, output))
+    Ok(print_outcomes(outcomes, output))
 }
 
-fn tell(outcomes: Vec<Outcome>, output: &Output) -> Exit {
+fn print_outcomes(outcomes: Vec<Outcome>, output: &Output) -> Exit {
     let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
     let report = Report {
         passed: outcomes.len() - failed,

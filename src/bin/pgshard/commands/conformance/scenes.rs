@@ -165,7 +165,7 @@ async fn keys(client: &mut Client) -> Played {
     ];
     for (kind, key, shards, shard) in vectors {
         let answer = client
-            .ask(&json!({"ask": "shard", "kind": kind, "key": key, "shards": shards}))
+            .request(&json!({"ask": "shard", "kind": kind, "key": key, "shards": shards}))
             .await?;
         if kind != "integer" && answer["error"] == "unsupported" {
             continue;
@@ -187,7 +187,7 @@ async fn ids(client: &mut Client) -> Played {
         ("16776192", 1, 8191, 0),
     ];
     for (id, ms, shard, seq) in vectors {
-        let answer = client.ask(&json!({"ask": "decode", "id": id})).await?;
+        let answer = client.request(&json!({"ask": "decode", "id": id})).await?;
         if [&answer["ms"], &answer["shard"], &answer["seq"]]
             != [&json!(ms), &json!(shard), &json!(seq)]
         {
@@ -310,7 +310,9 @@ async fn old(stage: &Stage, client: &mut Client) -> Played {
          lease = NULL, open_token = NULL WHERE shard_id = 7; COMMIT",
     )
     .await?;
-    client.ask(&json!({"ask": "map", "map": old_map()})).await?;
+    client
+        .request(&json!({"ask": "map", "map": old_map()}))
+        .await?;
     client.must_run(7, &[&insert("second")], false).await?;
     has_notes(&db1, 7, &[("before", "1")]).await?;
     has_notes(

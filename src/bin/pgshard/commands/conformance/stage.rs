@@ -54,7 +54,7 @@ impl Stage {
             "ask": "open", "scene": scene, "config": self.path, "shards": SHARDS, "key": "integer", "prefix": "shard_",
             "hosts": self.hosts, "map": old_map(),
         });
-        client.ask(&open).await?;
+        client.request(&open).await?;
         Ok(client)
     }
 }

@@ -13,10 +13,10 @@ use pgshard::ShardId;
 use serde::{Deserialize, Serialize};
 
 use super::super::check::Report;
-use super::super::host::{Listed as Hosts, ListedHost};
-use super::super::id::Decoded;
+use super::super::host::{HostListing as Hosts, ListedHost};
+use super::super::id::DecodedId;
 use super::super::locate::{Target, located};
-use super::super::map::Shown;
+use super::super::map::MapReport;
 use super::super::map_versions::{History, versions};
 use super::super::migrate::Status;
 use super::super::moves::{ListReport, ShowReport};
@@ -24,14 +24,14 @@ use super::super::rebalance;
 use super::pages::plan::Planning;
 use super::route::Spread;
 use super::snapshot::Snapshot;
-use super::state::Served;
+use super::state::ConsoleState;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Said, line};
+use crate::output::{JsonMessage, line};
 use crate::values;
 
 /// The addresses below `/api`.
-pub(super) fn router() -> Router<Arc<Served>> {
+pub(super) fn router() -> Router<Arc<ConsoleState>> {
     Router::new()
         .route("/check", get(check))
         .route("/hosts", get(hosts))
@@ -62,15 +62,15 @@ impl<T: Serialize> IntoResponse for Json<T> {
 }
 
 fn refused(status: StatusCode, words: &str, remedy: Option<&str>) -> Response {
-    (status, Json(Said::refusal(words, remedy))).into_response()
+    (status, Json(JsonMessage::refusal(words, remedy))).into_response()
 }
 
 fn failed(status: StatusCode, failure: &Failure) -> Response {
-    refused(status, &failure.words(), failure.advice())
+    refused(status, &failure.one_line(), failure.advice())
 }
 
 /// What was seen last, or why nothing was.
-async fn last_look(served: &Served) -> Result<Arc<Snapshot>, Response> {
+async fn last_look(served: &ConsoleState) -> Result<Arc<Snapshot>, Response> {
     served.collector.fresh().await.ok_or_else(|| {
         refused(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -94,7 +94,7 @@ fn dated(seen: &Snapshot, answer: impl Serialize) -> Response {
 
 /// Answers from what was seen last, or says why nothing was.
 async fn with<T: Serialize>(
-    served: &Served,
+    served: &ConsoleState,
     answer: impl FnOnce(&Snapshot) -> Option<T>,
 ) -> Response {
     let seen = match last_look(served).await {
@@ -118,7 +118,7 @@ async fn with<T: Serialize>(
     }
 }
 
-async fn check(State(served): State<Arc<Served>>) -> Response {
+async fn check(State(served): State<Arc<ConsoleState>>) -> Response {
     let seen = match last_look(&served).await {
         Ok(seen) => seen,
         Err(refusal) => return refusal,
@@ -126,7 +126,7 @@ async fn check(State(served): State<Arc<Served>>) -> Response {
     dated(&seen, Report::about(seen.findings()))
 }
 
-async fn hosts(State(served): State<Arc<Served>>) -> Response {
+async fn hosts(State(served): State<Arc<ConsoleState>>) -> Response {
     with(&served, |seen| {
         seen.gathered.config.as_ref().map(|_| listed(seen))
     })
@@ -148,14 +148,14 @@ fn listed(seen: &Snapshot) -> Hosts {
     }
 }
 
-async fn map(State(served): State<Arc<Served>>) -> Response {
+async fn map(State(served): State<Arc<ConsoleState>>) -> Response {
     with(&served, |seen| {
-        Some(Shown::of(seen.gathered.config.as_ref()?, seen.map()?))
+        Some(MapReport::of(seen.gathered.config.as_ref()?, seen.map()?))
     })
     .await
 }
 
-async fn history(State(served): State<Arc<Served>>) -> Response {
+async fn history(State(served): State<Arc<ConsoleState>>) -> Response {
     with(&served, |seen| {
         seen.map()?;
         Some(History {
@@ -165,7 +165,7 @@ async fn history(State(served): State<Arc<Served>>) -> Response {
     .await
 }
 
-async fn moves(State(served): State<Arc<Served>>) -> Response {
+async fn moves(State(served): State<Arc<ConsoleState>>) -> Response {
     with(&served, |seen| {
         seen.gathered.config.as_ref()?;
         Some(ListReport::of(
@@ -176,7 +176,7 @@ async fn moves(State(served): State<Arc<Served>>) -> Response {
     .await
 }
 
-async fn one_move(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Response {
+async fn one_move(State(served): State<Arc<ConsoleState>>, Path(id): Path<String>) -> Response {
     let seen = match last_look(&served).await {
         Ok(seen) => seen,
         Err(refusal) => return refusal,
@@ -204,7 +204,7 @@ struct By {
     by: Option<String>,
 }
 
-async fn balance(State(served): State<Arc<Served>>, uri: Uri) -> Response {
+async fn balance(State(served): State<Arc<ConsoleState>>, uri: Uri) -> Response {
     let by = Query::<By>::try_from_uri(&uri)
         .ok()
         .and_then(|Query(by)| by.by)
@@ -237,7 +237,7 @@ async fn balance(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         .unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "there is no plan", None))
 }
 
-async fn migrations(State(served): State<Arc<Served>>) -> Response {
+async fn migrations(State(served): State<Arc<ConsoleState>>) -> Response {
     with(&served, |seen| {
         let gathered = &seen.gathered;
         Some(Status::by(
@@ -270,7 +270,7 @@ impl Place {
     }
 }
 
-async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
+async fn locate(State(served): State<Arc<ConsoleState>>, uri: Uri) -> Response {
     let place = Query::<Place>::try_from_uri(&uri)
         .map(|Query(place)| place)
         .unwrap_or_default();
@@ -295,11 +295,11 @@ async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
     }
 }
 
-async fn id(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Response {
+async fn id(State(served): State<Arc<ConsoleState>>, Path(id): Path<String>) -> Response {
     match values::id(&id) {
         Ok(id) => {
             with(&served, |seen| {
-                Some(Decoded::new(
+                Some(DecodedId::new(
                     id,
                     Some(seen.gathered.config.as_ref()?.cluster.epoch),
                 ))

@@ -21,7 +21,7 @@ use pgshard::store::postgres::Publication;
 use tokio::sync::{Notify, watch};
 
 use super::super::moves::Meter;
-use super::super::survey::{self, Clocks, Depth, Gathered, Kept, gather};
+use super::super::survey::{self, Clocks, Depth, Kept, SurveyResult, gather};
 use super::snapshot::{OpenMove, Snapshot};
 use crate::context;
 
@@ -166,7 +166,7 @@ impl Task {
         loop {
             self.wanted.by_somebody().await;
             let began = Instant::now();
-            let snapshot = Arc::new(self.look(last.as_deref()).await);
+            let snapshot = Arc::new(self.collect_snapshot(last.as_deref()).await);
             sender.send_replace(Some(snapshot.clone()));
             last = Some(snapshot.clone());
             while let left = self.floor.saturating_sub(began.elapsed())
@@ -182,7 +182,7 @@ impl Task {
     }
 
     /// A whole look.
-    async fn look(&mut self, last: Option<&Snapshot>) -> Snapshot {
+    async fn collect_snapshot(&mut self, last: Option<&Snapshot>) -> Snapshot {
         let (asked, kept) = self
             .clocks
             .take()
@@ -261,7 +261,7 @@ impl Task {
         }
     }
 
-    async fn moves(&mut self, gathered: &Gathered) -> (Vec<OpenMove>, Vec<StreamProgress>) {
+    async fn moves(&mut self, gathered: &SurveyResult) -> (Vec<OpenMove>, Vec<StreamProgress>) {
         let Some(mover) = asking(gathered) else {
             return (Vec::new(), Vec::new());
         };
@@ -271,7 +271,7 @@ impl Task {
         (self.open_moves(&mover, gathered).await, streams)
     }
 
-    async fn open_moves(&mut self, mover: &Mover, gathered: &Gathered) -> Vec<OpenMove> {
+    async fn open_moves(&mut self, mover: &Mover, gathered: &SurveyResult) -> Vec<OpenMove> {
         let open = gathered
             .entries
             .iter()
@@ -298,7 +298,7 @@ impl Task {
     async fn history(
         &self,
         config: &Config,
-        gathered: &Gathered,
+        gathered: &SurveyResult,
         last: Option<&Snapshot>,
     ) -> Arc<Vec<Publication>> {
         let kept = last.map(|last| last.history.clone()).unwrap_or_default();
@@ -318,7 +318,7 @@ impl Task {
 }
 
 /// A mover that asks the hosts that answered.
-fn asking(gathered: &Gathered) -> Option<Mover> {
+fn asking(gathered: &SurveyResult) -> Option<Mover> {
     let config = gathered.config.as_ref()?;
     let mut hosts = context::all_hosts(config);
     hosts.retain(|(name, _)| gathered.hosts.get(name).is_some_and(survey::Host::is_read));
@@ -326,7 +326,7 @@ fn asking(gathered: &Gathered) -> Option<Mover> {
 }
 
 /// Rows written a second since the look before, of the shards that a host had then and has now.
-fn writes(gathered: &Gathered, last: Option<&Snapshot>) -> BTreeMap<ShardId, f64> {
+fn writes(gathered: &SurveyResult, last: Option<&Snapshot>) -> BTreeMap<ShardId, f64> {
     let before = |name: &HostName| last?.gathered.hosts.get(name)?.measured.as_ref();
     let mut writes = BTreeMap::new();
     for (name, host) in &gathered.hosts {

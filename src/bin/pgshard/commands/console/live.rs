@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::collect::Viewer;
 use super::pages::{self, View};
 use super::route::Route;
-use super::state::Served;
+use super::state::ConsoleState;
 
 /// How many viewers follow at a time. More see the page, and load it again to see it change.
 const VIEWERS_MAX: usize = 64;
@@ -26,7 +26,7 @@ const STILL_HERE: Duration = Duration::from_secs(15);
 
 /// What a viewer asks to follow.
 #[derive(Debug, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct LiveQuery {
     /// The page's address, with its query.
     page: String,
 }
@@ -41,8 +41,8 @@ struct Following {
 
 /// Follows a page: an event for each look that has changed something, with the parts that it
 /// changed, by their IDs.
-pub(super) async fn events(State(served): State<Arc<Served>>, uri: Uri) -> Response {
-    let asked = Query::<Asked>::try_from_uri(&uri).ok();
+pub(super) async fn events(State(served): State<Arc<ConsoleState>>, uri: Uri) -> Response {
+    let asked = Query::<LiveQuery>::try_from_uri(&uri).ok();
     let uri = asked.and_then(|Query(asked)| asked.page.parse::<Uri>().ok());
     let Some(route) = uri.as_ref().and_then(Route::parse) else {
         return (StatusCode::NOT_FOUND, "there is no such page\n").into_response();

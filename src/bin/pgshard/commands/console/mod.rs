@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use self::collect::Collector;
 use self::guard::Guard;
-use self::state::Served;
+use self::state::ConsoleState;
 use self::token::Token;
 use super::{listen, privilege_warning};
 use crate::args::Console;
@@ -67,11 +67,11 @@ pub(crate) async fn run(
         Duration::from_secs(args.timeout_s),
     );
     privilege_warning::warn_of_writers(&config, bound, output);
-    let served = Served {
+    let served = ConsoleState {
         collector: Collector::start(config.path, floor, bound),
         guard: Arc::new(Guard::new(&args.names, token)),
     };
-    listen::tell(format!("http://{address}/"), output);
+    listen::print_address(format!("http://{address}/"), output);
     let router = serve::router(Arc::new(served));
     let answering = |stream, standing| serve::connection(stream, standing, router.clone());
     listen::until_interrupted(&listener, answering).await;

@@ -19,7 +19,7 @@ use super::super::listen::{self, Stalling, Standing};
 use super::guard::guarded;
 use super::pages::{self, View};
 use super::route::Route;
-use super::state::Served;
+use super::state::ConsoleState;
 use super::{api, asset, live};
 
 /// How long a page waits for the first look. Then it is shown without, and follows by itself.
@@ -29,7 +29,7 @@ const PAGE_PATIENCE: Duration = Duration::from_millis(1500);
 const CONNECTION_MAX: Duration = Duration::from_secs(3600);
 
 /// Every address that is answered.
-pub(super) fn router(served: Arc<Served>) -> Router {
+pub(super) fn router(served: Arc<ConsoleState>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/events", get(live::events))
@@ -48,7 +48,7 @@ pub(super) async fn connection(stream: TcpStream, standing: Standing, router: Ro
     }
 }
 
-async fn metrics(State(served): State<Arc<Served>>) -> Response {
+async fn metrics(State(served): State<Arc<ConsoleState>>) -> Response {
     let Some(seen) = served.collector.fresh().await else {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -63,7 +63,7 @@ async fn metrics(State(served): State<Arc<Served>>) -> Response {
         .into_response()
 }
 
-async fn page(State(served): State<Arc<Served>>, uri: Uri) -> Response {
+async fn page(State(served): State<Arc<ConsoleState>>, uri: Uri) -> Response {
     if uri.path() == "/" {
         return (StatusCode::SEE_OTHER, [(LOCATION, "/shards")]).into_response();
     }

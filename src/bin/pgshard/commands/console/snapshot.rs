@@ -13,7 +13,7 @@ use pgshard::schema::{Finding, HostFacts, Severity};
 use pgshard::store::postgres::Publication;
 
 use super::super::moves::{Rate, among};
-use super::super::survey::{Gathered, Host};
+use super::super::survey::{Host, SurveyResult};
 use crate::failure::Failure;
 
 /// What is shown until the next look.
@@ -22,7 +22,7 @@ pub(super) struct Snapshot {
     pub(super) at: Timestamp,
     /// When the open moves were read, which is more often.
     pub(super) moves_at: Timestamp,
-    pub(super) gathered: Arc<Gathered>,
+    pub(super) gathered: Arc<SurveyResult>,
     /// The map that was read last, and when, if it cannot be read now.
     pub(super) map_before: Option<Arc<(Timestamp, ShardMap)>>,
     /// When each host answered last.

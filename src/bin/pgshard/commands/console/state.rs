@@ -1,4 +1,4 @@
-//! [`Served`]: the state that all requests share.
+//! [`ConsoleState`]: the state that all requests share.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::collect::Collector;
 use super::guard::Guard;
 
 /// What all requests share: axum's state.
-pub(super) struct Served {
+pub(super) struct ConsoleState {
     pub(super) collector: Collector,
     pub(super) guard: Arc<Guard>,
 }

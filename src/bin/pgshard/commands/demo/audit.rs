@@ -22,7 +22,7 @@ pub(super) struct Audit {
 }
 
 /// A row as it is in a database.
-struct Found {
+struct StoredRow {
     host: HostName,
     shard: ShardId,
     id: i64,
@@ -36,7 +36,7 @@ pub(super) async fn audit(
 ) -> Result<Audit, Failure> {
     let mut audit = Audit::default();
     // By title, which is unique among all that the writers wrote.
-    let mut found: HashMap<String, Vec<Found>> = HashMap::new();
+    let mut found: HashMap<String, Vec<StoredRow>> = HashMap::new();
     let mut serving: HashMap<ShardId, Vec<HostName>> = HashMap::new();
     for host in config.hosts.values() {
         let client = host.connect.connect("pgshard demo").await?;
@@ -54,7 +54,7 @@ pub(super) async fn audit(
             );
             for row in client.query(&sql, &[]).await? {
                 let (title, id): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
-                found.entry(title).or_default().push(Found {
+                found.entry(title).or_default().push(StoredRow {
                     host: host.name.clone(),
                     shard,
                     id,

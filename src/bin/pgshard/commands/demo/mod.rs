@@ -20,7 +20,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::audit::Audit;
-use self::movers::Moved;
+use self::movers::MovedShard;
 use self::stage::Stage;
 use self::writers::{Tally, Writers};
 use super::bootstrap;
@@ -102,7 +102,7 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
     ));
 
     let summary = Summary::of(&audit, &tally, &moved);
-    tell(&summary, started.elapsed(), output);
+    print_summary(&summary, started.elapsed(), output);
     drop(router);
     tokio::task::spawn_blocking(move || drop(cluster)).await?;
     Ok(if summary.is_spotless() {
@@ -172,7 +172,7 @@ pub(crate) struct Pauses {
 }
 
 impl Summary {
-    fn of(audit: &Audit, tally: &Tally, moved: &[Moved]) -> Summary {
+    fn of(audit: &Audit, tally: &Tally, moved: &[MovedShard]) -> Summary {
         let mut pauses: Vec<f64> = moved.iter().map(|one| one.pause_ms).collect();
         pauses.sort_by(f64::total_cmp);
         // The nearest-rank percentile: of few values the 99th is the largest.
@@ -224,7 +224,7 @@ impl Summary {
     }
 }
 
-fn tell(summary: &Summary, elapsed: Duration, output: &Output) {
+fn print_summary(summary: &Summary, elapsed: Duration, output: &Output) {
     for complaint in &summary.complaints {
         output.error_with_remedy(complaint, "");
     }

@@ -17,7 +17,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 
 /// A shard that was moved.
-pub(super) struct Moved {
+pub(super) struct MovedShard {
     pub(super) pause_ms: f64,
 }
 
@@ -30,7 +30,7 @@ pub(super) async fn run(
     config: &Config,
     count: u16,
     stage: &Stage<'_>,
-) -> Result<Vec<Moved>, Failure> {
+) -> Result<Vec<MovedShard>, Failure> {
     let hosts: Vec<&HostName> = config.hosts.keys().collect();
     let map = context::map(config).await?;
     let mut moved = Vec::new();
@@ -47,7 +47,7 @@ pub(super) async fn run(
         stage.say(format_args!(
             "shard {shard} moved from {source} to {target}, closed for {pause_ms:.0} ms"
         ));
-        moved.push(Moved { pause_ms });
+        moved.push(MovedShard { pause_ms });
     }
     Ok(moved)
 }

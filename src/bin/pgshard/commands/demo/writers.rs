@@ -10,7 +10,7 @@ use pgshard::router::Error;
 use tokio::task::JoinHandle;
 
 /// A row whose insert was acknowledged.
-pub(super) struct Acknowledged {
+pub(super) struct AcknowledgedRow {
     pub(super) id: i64,
     pub(super) user: i64,
     pub(super) title: String,
@@ -19,7 +19,7 @@ pub(super) struct Acknowledged {
 /// What the writers have seen.
 #[derive(Default)]
 pub(super) struct Tally {
-    pub(super) rows: Vec<Acknowledged>,
+    pub(super) rows: Vec<AcknowledgedRow>,
     pub(super) errors: u64,
     /// The first few errors, in words.
     pub(super) complaints: Vec<String>,
@@ -120,7 +120,7 @@ async fn write(router: Router, number: u16, stop: Arc<AtomicBool>, rows: Arc<Ato
             )),
             None => {}
         }
-        tally.rows.push(Acknowledged { id, user, title });
+        tally.rows.push(AcknowledgedRow { id, user, title });
     }
     tally
 }

@@ -33,7 +33,7 @@ use crate::output::Output;
 pub(super) use text::{KIND, written};
 
 /// What is kept between scrapes.
-struct Shared {
+struct ExporterState {
     config: PathBuf,
     floor: Duration,
     bound: Duration,
@@ -62,7 +62,7 @@ pub(crate) async fn run(
         Duration::from_secs(args.timeout_s),
     );
     privilege_warning::warn_of_writers(&config, bound, output);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ExporterState {
         config: config.path,
         floor,
         bound,
@@ -75,7 +75,7 @@ pub(crate) async fn run(
             "{address} can be asked by others: the answer names hosts and shards"
         ));
     }
-    listen::tell(format!("http://{address}/metrics"), output);
+    listen::print_address(format!("http://{address}/metrics"), output);
     let answering = |stream, standing| {
         let shared = shared.clone();
         async move { answer(stream, &standing, &shared).await }
@@ -84,7 +84,7 @@ pub(crate) async fn run(
     Ok(Exit::Done)
 }
 
-async fn answer(stream: tokio::net::TcpStream, standing: &Standing, shared: &Shared) {
+async fn answer(stream: tokio::net::TcpStream, standing: &Standing, shared: &ExporterState) {
     let peer = stream.peer_addr().ok();
     let service = service_fn(async |request: Request<Incoming>| {
         standing.has_asked();
@@ -101,7 +101,7 @@ async fn answer(stream: tokio::net::TcpStream, standing: &Standing, shared: &Sha
     }
 }
 
-async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
+async fn respond(request: &Request<Incoming>, shared: &ExporterState) -> Response<Full<Bytes>> {
     let (status, kind, body) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, KIND, shared.scrape().await),
         (&Method::GET | &Method::HEAD, "/") => (
@@ -128,7 +128,7 @@ async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<
     response
 }
 
-impl Shared {
+impl ExporterState {
     /// The answer to a scrape: the last one while it is recent, or else a new one for all clients
     /// that ask meanwhile.
     async fn scrape(&self) -> Bytes {

@@ -7,7 +7,7 @@ use pgshard::map::HostName;
 use pgshard::mover::Phase;
 use pgshard::schema::Severity;
 
-use super::super::survey::{Gathered, Host};
+use super::super::survey::{Host, SurveyResult};
 
 pub(crate) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -15,7 +15,7 @@ pub(crate) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 const PAUSES: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// The text of a scrape.
-pub(crate) fn written(gathered: &Gathered) -> String {
+pub(crate) fn written(gathered: &SurveyResult) -> String {
     let mut page = Page::default();
     page.family(
         "pgshard_scrape_seconds",
@@ -43,7 +43,7 @@ pub(crate) fn written(gathered: &Gathered) -> String {
     page.0
 }
 
-fn findings(page: &mut Page, gathered: &Gathered) {
+fn findings(page: &mut Page, gathered: &SurveyResult) {
     page.family(
         "pgshard_findings",
         "gauge",
@@ -161,7 +161,7 @@ fn hosts(page: &mut Page, hosts: &BTreeMap<HostName, Host>) {
     }
 }
 
-fn moves(page: &mut Page, gathered: &Gathered) {
+fn moves(page: &mut Page, gathered: &SurveyResult) {
     page.family(
         "pgshard_move_shards",
         "gauge",

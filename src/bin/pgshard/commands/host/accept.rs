@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Accepted<'a> {
+pub(crate) struct AcceptanceReport<'a> {
     host: &'a str,
     generation: u32,
     system_identifier: String,
@@ -69,12 +69,12 @@ pub(crate) async fn accept(
         ));
         return Ok(Exit::Done);
     };
-    let now = said(record);
+    let now = describe(record);
     let question = match former {
         None => format!("nothing is recorded of {host}: take the server with {now} for it?"),
         Some(former) => format!(
             "{host} was the server with {}: take the one with {now} for it?",
-            said(former)
+            describe(former)
         ),
     };
     if !confirm(&question, consent, output).await? {
@@ -100,7 +100,7 @@ async fn in_advance(
         let refusal = schema::AwaitError::Unknown { host: host.clone() };
         return Err(Failure::new(Exit::Refused, refusal));
     };
-    let now = said(known);
+    let now = describe(known);
     let (question, said) = match system == known.system {
         true => (
             format!("{host} is the server with {now}: accept no other in its place?"),
@@ -138,7 +138,7 @@ fn report(
         output.error_with_remedy(chain(error), &remedy);
     }
     match output.format() {
-        Format::Json => output.object(Accepted {
+        Format::Json => output.object(AcceptanceReport {
             host: host.as_str(),
             generation: record.generation,
             system_identifier: record.system.to_string(),
@@ -153,7 +153,7 @@ fn report(
     }
 }
 
-fn said(record: Record) -> String {
+fn describe(record: Record) -> String {
     format!(
         "system identifier {} and timeline {}",
         record.system, record.timeline

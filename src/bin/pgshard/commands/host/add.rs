@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Added<'a> {
+pub(crate) struct AdditionReport<'a> {
     host: &'a str,
     version: String,
     /// Whether its control schema was made now.
@@ -62,7 +62,7 @@ pub(crate) async fn add(
     }
     let (name, version) = (host.name.as_str(), version(server));
     match output.format() {
-        Format::Json => output.object(Added {
+        Format::Json => output.object(AdditionReport {
             host: name,
             version,
             bootstrapped,
@@ -108,7 +108,9 @@ async fn check(
     config: &Config,
     output: &Output,
 ) -> Result<Vec<String>, Failure> {
-    let new = output.waiting("reading the host", look(host)).await?;
+    let new = output
+        .waiting("reading the host", read_environment(host))
+        .await?;
     let mut refusals = Vec::new();
     let mut missing = BTreeSet::new();
     if !new.can_decode {
@@ -124,7 +126,10 @@ async fn check(
         .values()
         .filter(|other| other.name != host.name)
     {
-        let there = match output.waiting(other.name.as_str(), look(other)).await {
+        let there = match output
+            .waiting(other.name.as_str(), read_environment(other))
+            .await
+        {
             Ok(there) => there,
             Err(failure) => {
                 let words: Vec<String> = failure.chains().flatten().collect();
@@ -175,7 +180,7 @@ async fn check(
     }
 }
 
-async fn look(host: &HostConfig) -> Result<DatabaseEnvironment, Failure> {
+async fn read_environment(host: &HostConfig) -> Result<DatabaseEnvironment, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         Failure::new(
             Exit::Failed,

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::output::{Align, Format, Output, Rank, Width, size};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Listed {
+pub(crate) struct HostListing {
     pub(in super::super) hosts: BTreeMap<String, ListedHost>,
 }
 
@@ -89,7 +89,7 @@ pub(crate) async fn list(
                 .iter()
                 .map(|(name, answer)| (name.clone(), listed(answer)))
                 .collect();
-            output.object(Listed { hosts });
+            output.object(HostListing { hosts });
         }
         Format::Text => {
             let rows = answers

@@ -5,11 +5,11 @@ mod add;
 mod list;
 mod remove;
 
-pub(crate) use accept::{Accepted, accept};
-pub(crate) use add::{Added, add};
+pub(crate) use accept::{AcceptanceReport, accept};
+pub(crate) use add::{AdditionReport, add};
 pub(super) use list::ListedHost;
-pub(crate) use list::{Listed, list};
-pub(crate) use remove::{Removed, remove};
+pub(crate) use list::{HostListing, list};
+pub(crate) use remove::{RemovalReport, remove};
 
 use pgshard::config::{ConfigError, EditError};
 

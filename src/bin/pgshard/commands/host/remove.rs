@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Removed<'a> {
+pub(crate) struct RemovalReport<'a> {
     host: &'a str,
     /// What stays on its server.
     left: Vec<String>,
@@ -71,7 +71,7 @@ pub(crate) async fn remove(
         })?;
     config.remove_host(&name).map_err(edit_failure)?;
     match output.format() {
-        Format::Json => output.object(Removed {
+        Format::Json => output.object(RemovalReport {
             host: name.as_str(),
             left,
         }),

@@ -21,7 +21,7 @@ const MIGRATIONS: &str = "migrations";
 
 /// A config for the hosts behind these URLs.
 pub(super) async fn text(urls: &[String], path: &Path) -> Result<String, Failure> {
-    let (hosts, survey) = ask(urls).await?;
+    let (hosts, survey) = survey_hosts(urls).await?;
     let recorded: Vec<(&HostName, &RecordedCluster)> = survey.iter().filter_map(of_host).collect();
     let Some((first, cluster)) = recorded.first() else {
         return Err(Failure::usage("no host is named"));
@@ -80,7 +80,7 @@ pub(super) async fn text(urls: &[String], path: &Path) -> Result<String, Failure
 }
 
 /// What the hosts say, by the names that they have recorded.
-async fn ask(urls: &[String]) -> Result<(Vec<HostSettings>, Survey), Failure> {
+async fn survey_hosts(urls: &[String]) -> Result<(Vec<HostSettings>, Survey), Failure> {
     let mut asked = Vec::new();
     let mut of_number = BTreeMap::new();
     for (number, url) in (1..).zip(urls) {

@@ -33,7 +33,7 @@ pub(crate) struct Listening {
 }
 
 /// Says where the command listens.
-pub(super) fn tell(url: String, output: &Output) {
+pub(super) fn print_address(url: String, output: &Output) {
     match output.format() {
         Format::Json => output.object(Listening { url }),
         Format::Text => output.data(format_args!("listening on {url}")),

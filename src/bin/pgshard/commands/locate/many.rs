@@ -10,7 +10,7 @@ use pgshard::map::ShardMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Located, Target, located};
+use super::{ShardLocation, Target, located};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -107,7 +107,7 @@ fn every(
                 .map_err(|error| format!("{text:?}: {error}")),
         };
         let answer = target
-            .and_then(|target| located(target, config, map).map_err(|failure| failure.words()));
+            .and_then(|target| located(target, config, map).map_err(|failure| failure.one_line()));
         match answer {
             Ok(located) => {
                 found += 1;
@@ -135,11 +135,11 @@ fn every(
 }
 
 /// A JSON object; or the input with shard, schema and host, separated by tabs.
-fn show(located: &Located, given: &str, output: &Output) {
+fn show(located: &ShardLocation, given: &str, output: &Output) {
     match output.format() {
         Format::Json => output.object(located),
         Format::Text => {
-            let Located { schema, host, .. } = located;
+            let ShardLocation { schema, host, .. } = located;
             output.data(format_args!(
                 "{given}\t{}\t{schema}\t{host}",
                 located.shard()

@@ -7,7 +7,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, ShardMap};
 
-use super::super::measure::{Weighed, shown};
+use super::super::measure::{ShardWeight, format_weight};
 use crate::args::By;
 
 /// How heavy a shard is beside the average one.
@@ -94,7 +94,7 @@ impl Picture {
     pub(super) fn of(
         config: &Config,
         map: &ShardMap,
-        weighed: Option<(&By, &BTreeMap<ShardId, Weighed>)>,
+        weighed: Option<(&By, &BTreeMap<ShardId, ShardWeight>)>,
     ) -> Picture {
         let mut on: BTreeMap<&HostName, Vec<ShardId>> =
             config.hosts.keys().map(|host| (host, Vec::new())).collect();
@@ -124,13 +124,17 @@ impl Picture {
             level: weight(shard).map(|weight| Level::of(weight, average)),
             weight: weighed
                 .zip(weight(shard))
-                .map(|((by, _), weight)| shown(by, weight)),
+                .map(|((by, _), weight)| format_weight(by, weight)),
         };
         let panels = on.iter().map(|(host, shards)| Panel {
             host: (*host).clone(),
             cells: shards.iter().map(cell).collect(),
-            total: weighed
-                .map(|(by, _)| (shown(by, sum(shards)), sum(shards) as f64 / heaviest as f64)),
+            total: weighed.map(|(by, _)| {
+                (
+                    format_weight(by, sum(shards)),
+                    sum(shards) as f64 / heaviest as f64,
+                )
+            }),
         });
         Picture {
             version: map.version().get(),

@@ -110,7 +110,7 @@ pub(crate) async fn backfill(
     bar.finish_and_clear();
     let report = report
         .map_err(|error| Failure::new(Exit::Refused, error.to_string()).hint(error.remedy()))?;
-    tell(&report, &request.backfill, output);
+    print_report(&report, &request.backfill, output);
     Ok(exit(&report))
 }
 
@@ -199,7 +199,7 @@ fn saw(event: &Event<'_>, bar: &ProgressBar, output: &Output) {
     }
 }
 
-fn tell(report: &Report, backfill: &Backfill, output: &Output) {
+fn print_report(report: &Report, backfill: &Backfill, output: &Output) {
     for (host, fault) in &report.silent {
         output.error_with_remedy(format_args!("{host}: {fault}"), &fault.remedy());
     }

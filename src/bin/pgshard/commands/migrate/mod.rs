@@ -14,14 +14,14 @@ use pgshard::schema;
 
 pub(crate) use backfill::{BackfillEvent, Backfills, backfill};
 pub(crate) use new::{NewFile, new};
-pub(crate) use plan::{Planned as PlannedUp, plan};
+pub(crate) use plan::{MigrationPlanReport as PlannedUp, plan};
 pub(crate) use request::How;
 use request::request;
-pub(crate) use resolve::{Planned as PlannedResolve, plan_resolving, resolve};
+pub(crate) use resolve::{ResolvePlan as PlannedResolve, plan_resolving, resolve};
 pub(crate) use status::{MigrationStatus, Status, status};
-pub(crate) use wait::{Waited, wait};
+pub(crate) use wait::{WaitReport, wait};
 
-use super::bootstrap::{Watcher, exit, tell};
+use super::bootstrap::{Watcher, exit, print_summary};
 use crate::args::MigrateTarget;
 use crate::context;
 use crate::exit::Exit;
@@ -43,6 +43,6 @@ pub(crate) async fn up(
     plan::warn_of_rollbacks(&schema::migrate::plan(&request, &survey), &survey, output);
     let watcher = Watcher::new(output);
     let report = schema::migrate(&request, &|event| watcher.saw(&event)).await;
-    tell(&report, output);
+    print_summary(&report, output);
     Ok(exit(&report))
 }

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Planned<'a> {
+pub(crate) struct MigrationPlanReport<'a> {
     refused: bool,
     hosts: BTreeMap<&'a str, PlannedHost<'a>>,
     /// The migrations that run somewhere.
@@ -96,7 +96,11 @@ pub(crate) async fn plan(
     })
 }
 
-fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -> Planned<'a> {
+fn planned<'a>(
+    plan: &'a Plan,
+    migrations: &'a Migrations,
+    survey: &'a Survey,
+) -> MigrationPlanReport<'a> {
     let host = |(name, host): (&'a HostName, &'a HostPlan)| {
         let groups = host.groups(migrations).into_iter();
         let groups = groups.map(|group| Group {
@@ -146,7 +150,7 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
         .chain(migrations.iter())
         .filter(|one| used.contains(one.name()))
         .map(file);
-    Planned {
+    MigrationPlanReport {
         refused: plan.is_refused(),
         migrations: files.collect(),
         ends_rollbacks: ends_rollbacks(plan, survey),
@@ -207,7 +211,7 @@ pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
 }
 
 fn show(
-    planned: &Planned<'_>,
+    planned: &MigrationPlanReport<'_>,
     plan: &Plan,
     migrations: &Migrations,
     detail: Detail,

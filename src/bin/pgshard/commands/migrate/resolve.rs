@@ -13,14 +13,14 @@ use serde::Serialize;
 
 use super::request::{How, request};
 use crate::args::MigrateTarget;
-use crate::commands::bootstrap::{exit, tell};
+use crate::commands::bootstrap::{exit, print_summary};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Planned<'a> {
+pub(crate) struct ResolvePlan<'a> {
     hosts: BTreeMap<&'a str, PlannedHost>,
     silent_hosts: Vec<&'a str>,
 }
@@ -46,10 +46,10 @@ pub(crate) async fn resolve(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let (request, name) = (wanted(&config, target)?, bare(name));
+    let (request, name) = (migrate_request(&config, target)?, bare(name));
     let resolved = schema::migrate::resolve(&request, name, resolution).await;
     let report = resolved.map_err(|error| refused(&error, name, &config))?;
-    tell(&report, output);
+    print_summary(&report, output);
     Ok(exit(&report))
 }
 
@@ -62,7 +62,7 @@ pub(crate) async fn plan_resolving(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let (request, name) = (wanted(&config, target)?, bare(name));
+    let (request, name) = (migrate_request(&config, target)?, bare(name));
     let survey = context::survey(&config, output).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
@@ -87,7 +87,7 @@ pub(crate) async fn plan_resolving(
                 .iter()
                 .map(|(host, of_host)| (host.as_str(), planned(of_host)))
                 .collect();
-            output.object(&Planned {
+            output.object(&ResolvePlan {
                 hosts,
                 silent_hosts: silent,
             });
@@ -101,7 +101,7 @@ pub(crate) async fn plan_resolving(
     Ok(if is_whole { Exit::Done } else { Exit::Partly })
 }
 
-fn wanted(config: &Config, target: &MigrateTarget) -> Result<Request, Failure> {
+fn migrate_request(config: &Config, target: &MigrateTarget) -> Result<Request, Failure> {
     request(
         config,
         target,

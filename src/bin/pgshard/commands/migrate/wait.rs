@@ -20,14 +20,14 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Waited {
+pub(crate) struct WaitReport {
     done: bool,
-    migrations: Vec<Shown>,
+    migrations: Vec<MigrationProgress>,
 }
 
 /// How far a migration is.
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Shown {
+pub(crate) struct MigrationProgress {
     name: String,
     done: bool,
     /// In how many shards it has run.
@@ -48,7 +48,7 @@ pub(crate) async fn wait(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let migrations = context::migrations(&config)?;
-    let wanted = wanted(name, config.cluster.migrations.is_some(), &migrations)?;
+    let wanted = names_to_wait_for(name, config.cluster.migrations.is_some(), &migrations)?;
     let router = context::router(
         &config,
         context::map(&config).await?,
@@ -61,7 +61,7 @@ pub(crate) async fn wait(
         let one =
             async |bar: &ProgressBar| wait_for(name, *file, until, &router, bar, output).await;
         let how_far = output.counting(name, "shards", count, one).await?;
-        shown.push(Shown {
+        shown.push(MigrationProgress {
             name: how_far.name.clone(),
             done: how_far.is_everywhere(),
             applied: how_far.having.len(),
@@ -80,7 +80,7 @@ pub(crate) async fn wait(
     }
     let done = late.is_none();
     match output.format() {
-        Format::Json => output.object(Waited {
+        Format::Json => output.object(WaitReport {
             done,
             migrations: shown,
         }),
@@ -132,7 +132,7 @@ async fn wait_for(
 }
 
 /// The names to wait for, each with its file, where there is one.
-fn wanted<'a>(
+fn names_to_wait_for<'a>(
     name: Option<&'a str>,
     has_folder: bool,
     migrations: &'a Migrations,

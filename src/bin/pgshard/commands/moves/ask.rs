@@ -21,7 +21,7 @@ use crate::signals::Ending;
 const EVERY: Duration = Duration::from_millis(200);
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Requested {
+pub(crate) struct StopReport {
     r#move: String,
     asked: &'static str,
     /// Who was at work.
@@ -58,7 +58,7 @@ pub(crate) async fn stop(
         let names =
             |workers: &[Worker]| workers.iter().map(|worker| worker.holder.clone()).collect();
         let (asked_of, at_work) = (names(&before), names(&at_work));
-        output.object(Requested {
+        output.object(StopReport {
             r#move: id.to_string(),
             asked: StopKind::Stop.as_str(),
             asked_of,
@@ -122,7 +122,7 @@ pub(super) async fn first(
     while !at_work.is_empty() && began.elapsed() < patience {
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            () = ending.asked() => {
+            () = ending.stop_requested() => {
                 output.note("asked, and not waited for any longer");
                 return Err(Failure::new(Exit::Interrupted, format!("move {id}: its mover may still \
                     be at work"))

@@ -11,7 +11,7 @@ use pgshard::map::print_shards;
 use pgshard::mover::{Error, MoveId, Mover, Options, PartialAnswer, Phase, Report};
 
 use super::{
-    COMPLETES_THE_REST, READING, Verb, Watcher, failure, tell, unread, until_done_or_cut_off,
+    COMPLETES_THE_REST, READING, Verb, Watcher, failure, print_end, unread, until_done_or_cut_off,
 };
 use crate::confirm::{Consent, confirm};
 use crate::context;
@@ -72,7 +72,7 @@ pub(crate) async fn complete_all(
         while let Some(ended) = ended.next().await {
             exits.push(match ended {
                 None => Exit::Interrupted,
-                Some((Ok(report), took)) => tell(Verb::Complete, &report, took, output),
+                Some((Ok(report), took)) => print_end(Verb::Complete, &report, took, output),
                 Some((Err(error), _)) => output.failure(&failure(error)),
             });
         }

@@ -10,7 +10,7 @@ use pgshard::pg::cause::chain;
 use tokio_postgres::error::SqlState;
 
 use super::audit::{self, ShownAudit};
-use super::events::{Done, FailedShard, MoveEvent, millis};
+use super::events::{FailedShard, MoveEvent, MoveSummary, millis};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
@@ -38,7 +38,7 @@ pub(crate) const DIFFERS: &str = "its old copy is right, and so is what was writ
     docs/differs.md, \"A move that differs\"";
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
-pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Exit {
+pub(crate) fn print_end(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Exit {
     show(report, elapsed, output);
     tell_audits(report, output);
     let failed = report
@@ -133,7 +133,7 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
         .iter()
         .filter_map(|done| Some((done.shard, done.pause?)));
     if output.format() == Format::Json {
-        output.object(MoveEvent::Done(Done {
+        output.object(MoveEvent::Done(MoveSummary {
             r#move: report.id.to_string(),
             shards: print_shards(report.done.iter().map(|done| done.shard)),
             source: hosts(|done| &done.source),
@@ -246,7 +246,7 @@ fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
 
 /// A move of shards that are all there already.
 pub(crate) fn nothing_moved(plan: &Plan, output: &Output) {
-    output.event(MoveEvent::Done(Done {
+    output.event(MoveEvent::Done(MoveSummary {
         r#move: String::new(),
         shards: String::new(),
         source: String::new(),

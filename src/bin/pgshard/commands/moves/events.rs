@@ -73,11 +73,11 @@ pub(crate) enum MoveEvent {
         shard: ShardId,
         message: String,
     },
-    Done(Done),
+    Done(MoveSummary),
 }
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Done {
+pub(crate) struct MoveSummary {
     pub(super) r#move: String,
     pub(super) shards: String,
     pub(super) source: String,

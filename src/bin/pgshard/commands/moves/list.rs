@@ -199,7 +199,7 @@ fn digits(ids: &[&str]) -> usize {
     most.unwrap_or(0).max(DIGITS_MIN)
 }
 
-impl Listed {
+impl MoveListing {
     /// Its row in a table that fits a terminal.
     fn brief(&self, digits: usize, now: Timestamp) -> Vec<String> {
         let mut row = self.whole();
@@ -267,7 +267,7 @@ fn grouped(entries: &[Entry]) -> Vec<Vec<&Entry>> {
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct ListReport {
-    pub(in super::super) moves: Vec<Listed>,
+    pub(in super::super) moves: Vec<MoveListing>,
 }
 
 impl ListReport {
@@ -279,14 +279,14 @@ impl ListReport {
         ListReport {
             moves: grouped(entries)
                 .iter()
-                .map(|one| Listed::of(one, reverse_streams))
+                .map(|one| MoveListing::of(one, reverse_streams))
                 .collect(),
         }
     }
 }
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Listed {
+pub(crate) struct MoveListing {
     pub(in super::super) r#move: String,
     pub(in super::super) shards: String,
     pub(in super::super) source: String,
@@ -340,8 +340,8 @@ pub(in super::super) fn back(way: Option<&ReverseReplication>) -> String {
     }
 }
 
-impl Listed {
-    fn of(entries: &Vec<&Entry>, reverse_streams: &[StreamProgress]) -> Listed {
+impl MoveListing {
+    fn of(entries: &Vec<&Entry>, reverse_streams: &[StreamProgress]) -> MoveListing {
         // What comes next is decided by the shard that has come the least far.
         let least = entries
             .iter()
@@ -388,7 +388,7 @@ impl Listed {
             .map(|entry| entry.desired)
             .max_by_key(|desired| desired.as_str().len())
             .unwrap_or_default();
-        Listed {
+        MoveListing {
             r#move: entries
                 .first()
                 .map(|entry| entry.id.to_string())
@@ -495,8 +495,8 @@ mod tests {
     use super::*;
     use crate::output::fitted;
 
-    fn listed(id: &str, desired: &'static str) -> Listed {
-        Listed {
+    fn listed(id: &str, desired: &'static str) -> MoveListing {
+        MoveListing {
             r#move: id.to_owned(),
             shards: "0-511, 600, 602, 604, 1000-1023".to_owned(),
             source: "db1".to_owned(),

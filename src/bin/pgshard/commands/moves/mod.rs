@@ -36,18 +36,20 @@ use crate::signals::Ending;
 
 use find::{Fits, find, named, unread};
 
-pub(crate) use ask::{Requested as AskedToStop, stop};
+pub(crate) use ask::{StopReport as AskedToStop, stop};
 pub(super) use audit::word as audit_word;
 pub(crate) use complete::complete_all;
-pub(crate) use end::{DIFFERS, Verb, code, failure, nothing_moved, remedy, tell, tell_by_cause};
+pub(crate) use end::{
+    DIFFERS, Verb, code, failure, nothing_moved, print_end, remedy, tell_by_cause,
+};
 pub(crate) use events::{MoveEvent, millis};
 pub(super) use find::among;
 pub(super) use list::back;
-pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
+pub(crate) use list::{ListReport, MoveListing, ShowReport, Which, list, show};
 pub(crate) use progress::{Line, shown, watch};
 pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
-pub(crate) use repair::{Shown as Repaired, repair};
-pub(crate) use requests::{Requested as Wanted, set_desired_state};
+pub(crate) use repair::{RepairReport as Repaired, repair};
+pub(crate) use requests::{RequestReport as Wanted, set_desired_state};
 pub(crate) use watch::Watcher;
 
 /// Resumes, aborts, takes back or completes a move.
@@ -125,7 +127,7 @@ pub(crate) async fn act(
         }
     };
     watcher.finish();
-    Ok(tell(
+    Ok(print_end(
         verb,
         &report.map_err(failure)?,
         started.elapsed(),
@@ -246,7 +248,7 @@ pub(crate) async fn until_done<T>(
     loop {
         tokio::select! {
             outcome = &mut work => return Ok(outcome),
-            () = ending.asked() => {}
+            () = ending.stop_requested() => {}
         }
         mover.stop();
         output.note("stops in order: fences are taken back, and what is decided is opened");
@@ -266,7 +268,7 @@ async fn until_done_or_cut_off<T>(
     loop {
         tokio::select! {
             outcome = &mut work => return Ok(Some(outcome)),
-            () = ending.asked() => {}
+            () = ending.stop_requested() => {}
         }
         if is_asked {
             return Ok(None);

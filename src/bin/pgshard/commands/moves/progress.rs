@@ -42,13 +42,13 @@ pub(crate) async fn watch(
     let id = find(&mover, id, Fits::Open).await?;
     let board = output.is_board().then(|| output.board());
     let mut meter = Meter::default();
-    let mut told = Printed::default();
+    let mut told = LastReported::default();
     let mut ended_before = None;
     let mut ending = Ending::listen()?;
     loop {
         let progress = tokio::select! {
             progress = mover.progress(id) => progress.map_err(failure)?,
-            () = ending.asked() => return Ok(unwatched(id, board.as_ref(), output)),
+            () = ending.stop_requested() => return Ok(unwatched(id, board.as_ref(), output)),
         };
         let rate = meter.saw(&progress);
         match &board {
@@ -71,7 +71,7 @@ pub(crate) async fn watch(
         }
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            () = ending.asked() => return Ok(unwatched(id, board.as_ref(), output)),
+            () = ending.stop_requested() => return Ok(unwatched(id, board.as_ref(), output)),
         }
     }
 }
@@ -349,12 +349,12 @@ pub(in super::super) fn reverse(progress: &StreamProgress) -> String {
 
 /// What was last said of each shard and stream, so that only news is said.
 #[derive(Default)]
-struct Printed {
+struct LastReported {
     shards: BTreeMap<ShardId, String>,
     streams: BTreeMap<String, String>,
 }
 
-impl Printed {
+impl LastReported {
     fn tell(
         &mut self,
         progress: &Progress,

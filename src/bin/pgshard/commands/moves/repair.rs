@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Shown<'a> {
+pub(crate) struct RepairReport<'a> {
     #[schemars(with = "u16")]
     shard: ShardId,
     hosts: Vec<ShownHost<'a>>,
@@ -102,7 +102,7 @@ pub(crate) async fn repair(
         )));
     }
     if output.format() == Format::Text {
-        tell(&plan, output);
+        print_plan(&plan, output);
     }
     if let Some(answering) = plan.answering.iter().find(|one| !one.is_fenced) {
         show(&plan, false, output);
@@ -169,7 +169,7 @@ async fn one_primary_each(config: &Config, fenced: &BTreeSet<HostName>) -> Resul
 }
 
 /// What is known and what can be done, for people.
-fn tell(plan: &RepairPlan, output: &Output) {
+fn print_plan(plan: &RepairPlan, output: &Output) {
     for answering in &plan.answering {
         let fenced = if answering.is_fenced {
             " (--fenced: no application reaches it)"
@@ -231,7 +231,7 @@ fn show(plan: &RepairPlan, done: bool, output: &Output) {
         why: &one.why,
         fenced: one.is_fenced,
     });
-    output.object(Shown {
+    output.object(RepairReport {
         shard: plan.shard,
         hosts: hosts.collect(),
         answering: answering.collect(),

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Requested {
+pub(crate) struct RequestReport {
     r#move: String,
     shards: String,
     desired: &'static str,
@@ -48,7 +48,7 @@ pub(crate) async fn set_desired_state(
     }
     let list = print_shards(shards.iter().copied());
     if output.format() == Format::Json {
-        output.object(Requested {
+        output.object(RequestReport {
             r#move: id.to_string(),
             shards: list,
             desired: desired.as_str(),

@@ -12,7 +12,7 @@ use pgshard::mover::{LentIdentity, Mode, Options, Plan, Request, ShardPlan, Stat
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Verb, Watcher, failure, nothing_moved, shown, tell, until_done};
+use super::{Verb, Watcher, failure, nothing_moved, print_end, shown, until_done};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
 
 /// The request of `pgshard move`.
-pub(crate) struct Asked {
+pub(crate) struct MoveOptions {
     pub(crate) shards: String,
     pub(crate) target: String,
     pub(crate) mode: Option<Mode>,
@@ -41,7 +41,7 @@ pub(crate) enum Detail {
 
 /// Moves shards, after showing what will be done.
 pub(crate) async fn run(
-    asked: Asked,
+    asked: MoveOptions,
     config: Option<&Path>,
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
@@ -81,7 +81,7 @@ pub(crate) async fn run(
     let work = until_done(&mover, output, mover.run(&plan));
     let report = shown(&mover, || watcher.id(), output, work).await?;
     watcher.finish();
-    Ok(tell(Verb::Resume, &report, started.elapsed(), output))
+    Ok(print_end(Verb::Resume, &report, started.elapsed(), output))
 }
 
 /// How many bytes hosts may have in shards, by the config.

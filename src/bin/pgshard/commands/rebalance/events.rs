@@ -37,7 +37,7 @@ pub(crate) enum RebalanceEvent {
         shard: ShardId,
         message: String,
     },
-    Done(Done),
+    Done(RebalanceSummary),
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -49,7 +49,7 @@ pub(crate) struct WaveGroup {
 
 /// The last event.
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Done {
+pub(crate) struct RebalanceSummary {
     pub(super) moved: usize,
     /// Shards of moves that were open before, finished first.
     pub(super) finished: usize,

@@ -14,16 +14,16 @@ use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
 use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Group, Pace, Problem, Wave, plan, waves};
 
-use super::super::measure::words;
+use super::super::measure::describe_error;
 use super::super::moves::{self, Verb, millis};
-use super::events::{Done, FailedShard, RebalanceEvent, WaveGroup};
+use super::events::{FailedShard, RebalanceEvent, RebalanceSummary, WaveGroup};
 use super::watch::Watcher;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds, size};
 
 /// A shard that did not get where it should.
-struct Failed {
+struct UnmovedShard {
     shard: ShardId,
     exit: Exit,
     message: String,
@@ -51,7 +51,7 @@ pub(super) struct Run<'a> {
     /// The moves whose old copies are kept.
     kept: Vec<MoveId>,
     moves: Vec<MoveId>,
-    failed: Vec<Failed>,
+    failed: Vec<UnmovedShard>,
 }
 
 impl<'a> Run<'a> {
@@ -218,7 +218,7 @@ impl<'a> Run<'a> {
             "wave {number} of {waves}: {}",
             words.join("; ")
         ));
-        self.watcher.tell(RebalanceEvent::Wave {
+        self.watcher.print(RebalanceEvent::Wave {
             wave: number,
             waves,
             groups,
@@ -226,8 +226,8 @@ impl<'a> Run<'a> {
     }
 
     /// Plans and runs one group; without the shards that preflight refuses.
-    async fn group(&self, group: &Group) -> Ended {
-        let mut ended = Ended::default();
+    async fn group(&self, group: &Group) -> GroupEnd {
+        let mut ended = GroupEnd::default();
         let mut request = Request::new(group.shards.clone(), group.target.clone()).mode(self.mode);
         // Each round leaves at least one shard out.
         while !request.shards.is_empty() && !self.mover.is_stopped() {
@@ -253,7 +253,7 @@ impl<'a> Run<'a> {
                 .filter(|shard| named.is_empty() || named.contains(shard))
                 .collect();
             for shard in &refused {
-                ended.refused.push(Failed {
+                ended.refused.push(UnmovedShard {
                     shard: *shard,
                     ..refusal_of(*shard, &error)
                 });
@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         ended
     }
 
-    async fn settle(&mut self, ended: Ended) {
+    async fn settle(&mut self, ended: GroupEnd) {
         self.there.extend(ended.there);
         self.failed.extend(ended.refused);
         if let Some(report) = ended.report {
@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
                     done.target, done.source, done.audit
                 );
                 let remedy = moves::DIFFERS.to_owned();
-                self.failed.push(Failed {
+                self.failed.push(UnmovedShard {
                     shard: done.shard,
                     exit: Exit::Differs,
                     message,
@@ -297,10 +297,10 @@ impl<'a> Run<'a> {
         }
         for (shard, error) in &report.failed {
             let remedy = moves::remedy(Verb::Resume, *shard, error, report.id);
-            self.failed.push(Failed {
+            self.failed.push(UnmovedShard {
                 shard: *shard,
                 exit: moves::code(error),
-                message: words(error),
+                message: describe_error(error),
                 remedy,
             });
         }
@@ -343,9 +343,9 @@ impl<'a> Run<'a> {
     }
 
     /// The last word, and the exit code.
-    pub(super) fn end(&self, told: Told) -> Exit {
+    pub(super) fn end(&self, told: ReportState) -> Exit {
         self.tell_done();
-        if self.mover.is_stopped() || told == Told::InPart {
+        if self.mover.is_stopped() || told == ReportState::InPart {
             let how = format!(
                 "it finishes what is open and plans the rest again: {}",
                 this_command(&mut std::env::args())
@@ -372,11 +372,11 @@ impl<'a> Run<'a> {
     fn tell_done(&self) {
         let elapsed = self.started.elapsed();
         if self.output.format() == Format::Json {
-            let failed = |failed: &Failed| FailedShard {
+            let failed = |failed: &UnmovedShard| FailedShard {
                 shard: failed.shard,
                 message: failed.message.clone(),
             };
-            self.watcher.tell(RebalanceEvent::Done(Done {
+            self.watcher.print(RebalanceEvent::Done(RebalanceSummary {
                 moved: self.moved.len(),
                 finished: self.finished.len(),
                 there: self.there.len(),
@@ -447,7 +447,7 @@ impl<'a> Run<'a> {
 
 /// Whether a run has told all that it had to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum ReportState {
     Whole,
     /// It was interrupted.
     InPart,
@@ -455,13 +455,13 @@ pub(super) enum Told {
 
 /// How a group ended.
 #[derive(Default)]
-struct Ended {
+struct GroupEnd {
     report: Option<Report>,
     there: Vec<ShardId>,
-    refused: Vec<Failed>,
+    refused: Vec<UnmovedShard>,
 }
 
-fn refusal_of(shard: ShardId, error: &Error) -> Failed {
+fn refusal_of(shard: ShardId, error: &Error) -> UnmovedShard {
     let (message, remedy) = match error {
         Error::Refused { refusals } => {
             let own = refusals
@@ -473,11 +473,11 @@ fn refusal_of(shard: ShardId, error: &Error) -> Failed {
             (messages.join("; "), remedies.join("; "))
         }
         error => (
-            words(error),
+            describe_error(error),
             "`pgshard check`, then the same command again".to_owned(),
         ),
     };
-    Failed {
+    UnmovedShard {
         shard,
         exit: moves::code(error),
         message,

@@ -21,11 +21,11 @@ use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 pub(crate) use self::events::RebalanceEvent;
-use self::execute::{Run, Told};
-pub(crate) use self::show::Planned;
+use self::execute::{ReportState, Run};
+pub(crate) use self::show::PlanReport;
 pub(super) use self::show::{json, of_share};
 use self::watch::Watcher;
-use super::measure::{Weighed, weigh};
+use super::measure::{ShardWeight, weigh};
 use super::moves::until_done;
 use crate::args::{Doing, Drain, Measure, Rebalance};
 use crate::confirm::{Consent, confirm};
@@ -37,7 +37,7 @@ use crate::output::{Output, counted};
 use crate::signals::asked_to_end;
 
 /// What the two commands have in common.
-struct Asked {
+struct RebalanceOptions {
     drained: Option<String>,
     measure: Measure,
     options: Options,
@@ -54,7 +54,7 @@ pub(crate) async fn run(
         .threshold(args.threshold.0 / 100.0)
         .moves_max(args.max_moves);
     go(
-        Asked {
+        RebalanceOptions {
             drained: None,
             measure: args.measure,
             options,
@@ -74,7 +74,7 @@ pub(crate) async fn drain(
 ) -> Result<Exit, Failure> {
     let options = Options::default();
     go(
-        Asked {
+        RebalanceOptions {
             drained: Some(args.host),
             measure: args.measure,
             options,
@@ -86,14 +86,18 @@ pub(crate) async fn drain(
     .await
 }
 
-async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+async fn go(
+    asked: RebalanceOptions,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let drained = asked
         .drained
         .as_deref()
         .map(|name| context::host(&config, name))
         .transpose()?;
-    let Asked {
+    let RebalanceOptions {
         measure,
         options,
         doing,
@@ -145,7 +149,7 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
         }
     }
     if mover.is_stopped() {
-        return Ok(run.end(Told::InPart));
+        return Ok(run.end(ReportState::InPart));
     }
     let rest = Rest {
         config: &config,
@@ -208,7 +212,7 @@ impl Rest<'_> {
         }
         if planned.moves.is_empty() {
             output.note("nothing to do");
-            return Ok(run.end(Told::Whole));
+            return Ok(run.end(ReportState::Whole));
         }
         let bytes: u64 = planned.moves.iter().map(|one| one.bytes).sum();
         let what = format!(
@@ -231,7 +235,7 @@ impl Rest<'_> {
             return Err(Failure::new(Exit::Failed, "nothing of this plan was moved"));
         }
         until_done(run.mover(), output, run.waves(problem, pace)).await??;
-        Ok(run.end(Told::Whole))
+        Ok(run.end(ReportState::Whole))
     }
 }
 
@@ -329,7 +333,7 @@ fn by_who<'a>(
 /// The planner's problem, from the config and what the hosts say.
 pub(super) fn problem(
     config: &Config,
-    weighed: &BTreeMap<ShardId, Weighed>,
+    weighed: &BTreeMap<ShardId, ShardWeight>,
     stuck: &BTreeSet<ShardId>,
     options: Options,
 ) -> Problem {

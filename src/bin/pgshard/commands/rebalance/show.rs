@@ -8,12 +8,12 @@ use pgshard::rebalance::{Amount, HostLoad, Move, Plan, Reason};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::measure::shown;
+use super::super::measure::format_weight;
 use crate::args::By;
 use crate::output::{Align, Format, Output, counted, size};
 
 #[derive(JsonSchema, Serialize)]
-pub(crate) struct Planned<'a> {
+pub(crate) struct PlanReport<'a> {
     event: &'static str,
     by: &'static str,
     hosts: BTreeMap<&'a str, PlannedHost>,
@@ -167,7 +167,10 @@ fn hosts(plan: &Plan, by: &By, output: &Output) {
             host.after.shards.to_string(),
         ];
         if *by != By::Count {
-            row.extend([shown(by, host.before.weight), shown(by, host.after.weight)]);
+            row.extend([
+                format_weight(by, host.before.weight),
+                format_weight(by, host.after.weight),
+            ]);
         }
         row.extend([of_share(host, &host.before), of_share(host, &host.after)]);
         row
@@ -204,7 +207,7 @@ fn moves(plan: &Plan, by: &By, output: &Output) {
             size(one.bytes),
         ];
         if weighs {
-            row.push(shown(by, one.weight));
+            row.push(format_weight(by, one.weight));
         }
         row.push(one.reason.to_string());
         row
@@ -212,7 +215,7 @@ fn moves(plan: &Plan, by: &By, output: &Output) {
     output.table(&columns, rows);
 }
 
-pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Planned<'a> {
+pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> PlanReport<'a> {
     let amount = |planned: &Amount| PlannedAmount {
         shards: planned.shards,
         weight: planned.weight,
@@ -235,7 +238,7 @@ pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Plann
         bytes: one.bytes,
         reason: one.reason.to_string(),
     };
-    Planned {
+    PlanReport {
         event: "planned",
         by: by.name(),
         hosts: plan.hosts.iter().map(host).collect(),

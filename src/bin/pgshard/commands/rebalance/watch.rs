@@ -42,7 +42,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn tell(&self, told: RebalanceEvent) {
+    pub(super) fn print(&self, told: RebalanceEvent) {
         self.output.event(told);
     }
 
@@ -95,6 +95,6 @@ impl Watcher {
             // A rebalance is of thousands of tables: what becomes of each shard is enough.
             _ => return,
         };
-        self.tell(told);
+        self.print(told);
     }
 }

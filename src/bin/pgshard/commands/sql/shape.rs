@@ -18,12 +18,12 @@ use crate::output::{Align, Format, Output};
 /// The columns that the query gives, by name and type.
 pub(super) struct Shape {
     columns: Vec<(String, Type)>,
-    wrapped: Wrapped,
+    wrapped: ResultFormat,
 }
 
 /// Whether the server makes JSON or text of the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrapped {
+enum ResultFormat {
     /// The query is within another.
     Yes,
     /// The query is an EXPLAIN, which can stand in no other: lines of text.
@@ -45,7 +45,7 @@ impl Shape {
             .map(|column| (column.name().to_owned(), column.type_().clone()));
         Shape {
             columns: columns.collect(),
-            wrapped: Wrapped::Yes,
+            wrapped: ResultFormat::Yes,
         }
     }
 
@@ -53,13 +53,13 @@ impl Shape {
     pub(super) fn of_a_plan() -> Shape {
         Shape {
             columns: vec![(PLAN.to_owned(), Type::TEXT)],
-            wrapped: Wrapped::No,
+            wrapped: ResultFormat::No,
         }
     }
 
     /// The query, wrapped: one row a shard with a JSON array in it, or rows of text.
     pub(super) fn sql(&self, query: &str, format: Format) -> String {
-        if self.wrapped == Wrapped::No {
+        if self.wrapped == ResultFormat::No {
             return query.to_owned();
         }
         // By position, since names can be there twice.
@@ -124,7 +124,7 @@ impl Shape {
         );
         let mut lines: Vec<Vec<String>> = Vec::new();
         for (shard, rows) in table {
-            if self.wrapped == Wrapped::No {
+            if self.wrapped == ResultFormat::No {
                 let plan = plan(rows)?;
                 lines.extend(
                     plan.lines()
@@ -173,7 +173,7 @@ impl Shape {
 
     /// The rows as a JSON array on one line.
     pub(super) fn json(&self, rows: &[Row]) -> Result<Box<RawValue>, Failure> {
-        if self.wrapped == Wrapped::Yes {
+        if self.wrapped == ResultFormat::Yes {
             let types: Vec<Type> = self
                 .columns
                 .iter()
@@ -373,7 +373,7 @@ mod tests {
         ];
         let shape = Shape {
             columns,
-            wrapped: Wrapped::Yes,
+            wrapped: ResultFormat::Yes,
         };
         assert_eq!(
             shape.sql("TABLE x", Format::Json),

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use pgshard::map::print_shards;
 use pgshard::rebalance::Plan;
 
-use super::super::super::measure::shown;
+use super::super::super::measure::format_weight;
 use super::super::super::rebalance::of_share;
 use super::super::route::Spread;
 use super::super::snapshot::Snapshot;
@@ -95,7 +95,7 @@ fn hosts(planning: &Planning) -> Markup {
                 th scope="row" { (host.host.as_str()) }
                 td.right { (percent(host.share)) }
                 td.right { (host.before.shards) } td.right { (host.after.shards) }
-                td.right { (shown(by, host.before.weight)) } td.right { (shown(by, host.after.weight)) }
+                td.right { (format_weight(by, host.before.weight)) } td.right { (format_weight(by, host.after.weight)) }
                 td.right { (of_share(host, &host.before)) } td.right { (of_share(host, &host.after)) }
                 td { (draw::bar(host.before.part / most, "before")) (draw::bar(host.after.part / most, "after")) }
             } } }

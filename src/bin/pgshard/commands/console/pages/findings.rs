@@ -6,7 +6,7 @@ use maud::{Markup, html};
 use pgshard::map::print_shards;
 use pgshard::schema::{Finding, Severity};
 
-use super::super::super::explain::{self, Explained};
+use super::super::super::explain::{self, Explanation};
 use super::super::snapshot::Snapshot;
 use super::page::{Page, Part};
 use super::words::{advice, command, severity, short, text};
@@ -63,7 +63,12 @@ fn summary(findings: &[&Finding]) -> Markup {
     }
 }
 
-fn kind(worst: Severity, code: &str, alike: &[&Finding], explained: Option<&Explained>) -> Markup {
+fn kind(
+    worst: Severity,
+    code: &str,
+    alike: &[&Finding],
+    explained: Option<&Explanation>,
+) -> Markup {
     html! {
         article class=(format!("card {}", worst.as_str())) {
             h2 { (severity(worst)) " " code { (code) } " "

@@ -6,7 +6,7 @@ use pgshard::config::Config;
 use pgshard::id::Id;
 use pgshard::idgen::scheme::Scheme;
 
-use super::super::super::id::Decoded;
+use super::super::super::id::DecodedId;
 use super::page::{Page, Part};
 use super::words::{command, shard_link, text};
 use crate::values;
@@ -78,7 +78,7 @@ fn of_shard(config: &Config, id: i64) -> Markup {
         div.card {
             (bits(id))
             dl {
-                @for (name, value) in Decoded::new(id, Some(config.cluster.epoch)).pairs() {
+                @for (name, value) in DecodedId::new(id, Some(config.cluster.epoch)).pairs() {
                     dt { (name) }
                     dd { @if name == "shard" && is_here { (shard_link(shard)) } @else { (value) } }
                 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 use pgshard::mover::{Entry, MoveId, ShardProgress};
 
-use super::super::super::moves::{self as told, ListReport, Listed, audit_word, back};
+use super::super::super::moves::{self as told, ListReport, MoveListing, audit_word, back};
 use super::super::snapshot::{OpenMove, Snapshot};
 use super::draw;
 use super::page::{Page, Part};
@@ -36,9 +36,10 @@ pub(super) fn page(seen: &Snapshot) -> Page {
     for entry in &seen.gathered.entries {
         *least.entry(entry.id.to_string()).or_insert(true) &= entry.phase.is_ended();
     }
-    let is_ended = |one: &&Listed| least.get(&one.r#move).copied().unwrap_or(true);
+    let is_ended = |one: &&MoveListing| least.get(&one.r#move).copied().unwrap_or(true);
     // An ID begins with its time: the newest first.
-    let (ended, open): (Vec<&Listed>, Vec<&Listed>) = list.iter().rev().partition(is_ended);
+    let (ended, open): (Vec<&MoveListing>, Vec<&MoveListing>) =
+        list.iter().rev().partition(is_ended);
     let mut parts = vec![Part::new("summary", summary(&open, &ended))];
     for one in &open {
         let followed = seen
@@ -56,7 +57,7 @@ pub(super) fn page(seen: &Snapshot) -> Page {
     Page::new("Moves", "/moves", html! { h1 { "Moves" } }, parts)
 }
 
-fn summary(open: &[&Listed], ended: &[&Listed]) -> Markup {
+fn summary(open: &[&MoveListing], ended: &[&MoveListing]) -> Markup {
     html! {
         p { b { (counted(open.len(), "move")) " open" } ", " (ended.len()) " at an end. "
             (command("pgshard moves list --all")) " " (command("pgshard move 7 --to db2 --plan")) }
@@ -74,7 +75,7 @@ fn link(id: &str) -> Markup {
 }
 
 /// An open move.
-fn card(one: &Listed, followed: Option<&OpenMove>) -> Markup {
+fn card(one: &MoveListing, followed: Option<&OpenMove>) -> Markup {
     html! {
         article.card {
             h2 { "Move " (link(&one.r#move)) " " span.badge.notice { (one.phase) }
@@ -155,7 +156,7 @@ fn histogram(pauses: &[f64]) -> Markup {
     }
 }
 
-fn table(ended: &[&Listed]) -> Markup {
+fn table(ended: &[&MoveListing]) -> Markup {
     html! {
         @if !ended.is_empty() {
             h2 { "At an end" }

@@ -25,7 +25,7 @@ pub(super) fn page(seen: &Snapshot, named: &str) -> Page {
         Ok(id) => id,
         Err(failure) => {
             return missing(
-                html! { p { (text(&failure.words())) } @if let Some(hint) = failure.advice() { p {
+                html! { p { (text(&failure.one_line())) } @if let Some(hint) = failure.advice() { p {
                 (advice(hint)) } } },
             );
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pgshard::ShardId;
 use pgshard::rebalance::{Options, Pace, Plan, plan, waves};
 
-use super::super::super::measure::Weighed;
+use super::super::super::measure::ShardWeight;
 use super::super::super::rebalance::problem;
 use super::super::route::Spread;
 use super::super::snapshot::Snapshot;
@@ -37,7 +37,7 @@ impl Planning {
             .config
             .as_ref()
             .ok_or("the config cannot be read")?;
-        let mut weighed: BTreeMap<ShardId, Weighed> = BTreeMap::new();
+        let mut weighed: BTreeMap<ShardId, ShardWeight> = BTreeMap::new();
         for (name, host) in &gathered.hosts {
             if !host.is_read() {
                 return Err(format!(
@@ -56,7 +56,7 @@ impl Planning {
                         .get(shard)
                         .map_or(0, |rate| (rate * SAMPLE_S).round() as u64),
                 };
-                let one = Weighed {
+                let one = ShardWeight {
                     host: name.clone(),
                     weight,
                     bytes: measure.bytes,

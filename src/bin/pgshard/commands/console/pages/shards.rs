@@ -9,7 +9,7 @@ use pgshard::config::Config;
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::schema::{Severity, ShardState};
 
-use super::super::super::locate::{Located, Target, located};
+use super::super::super::locate::{ShardLocation, Target, located};
 use super::super::super::map::Level;
 use super::super::route::{Shade, Sought};
 use super::super::snapshot::{Snapshot, Weight};
@@ -137,7 +137,7 @@ fn slider(seen: &Snapshot, shade: Shade, version: Option<u64>) -> Markup {
     }
 }
 
-fn find(sought: &Sought, config: &Config, map: &ShardMap) -> Result<Located, Failure> {
+fn find(sought: &Sought, config: &Config, map: &ShardMap) -> Result<ShardLocation, Failure> {
     let target = match sought.kind.as_str() {
         "id" => Target::Id(values::id(&sought.text).map_err(Failure::usage)?),
         "shard" => {
@@ -151,10 +151,10 @@ fn find(sought: &Sought, config: &Config, map: &ShardMap) -> Result<Located, Fai
     located(target, config, map)
 }
 
-fn answer(found: Result<Located, Failure>) -> Markup {
+fn answer(found: Result<ShardLocation, Failure>) -> Markup {
     match found {
         Err(failure) => html! {
-            div.card.bad { p { (text(&failure.words())) } @if let Some(advice) = failure.advice() { p {
+            div.card.bad { p { (text(&failure.one_line())) } @if let Some(advice) = failure.advice() { p {
                 (text(advice)) } } }
         },
         Ok(found) => html! {
