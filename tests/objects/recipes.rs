@@ -280,7 +280,7 @@ const RECIPES: &[Recipe] = &[
         ],
         questions: &[
             "?SELECT {s}.{n}_f()",
-            "?SELECT nextval('{s}.{n}_q')",
+            "?SELECT pg_catalog.has_sequence_privilege('{s}.{n}_q', 'USAGE')",
             "BEGIN; TRUNCATE {s}.{n}; ROLLBACK",
         ],
     },
@@ -290,8 +290,10 @@ const RECIPES: &[Recipe] = &[
             "CREATE TABLE {s}.{n} (id int PRIMARY KEY)",
         ],
         questions: &[
-            "BEGIN; CREATE TABLE {s}.{n}_later (id int); SELECT relacl FROM pg_catalog.pg_class \
-             WHERE relname = '{n}_later'; ROLLBACK",
+            // MAINTAIN came with 17.
+            "BEGIN; CREATE TABLE {s}.{n}_later (id int); SELECT a.grantee::regrole, \
+             a.privilege_type FROM pg_catalog.pg_class, pg_catalog.aclexplode(relacl) a WHERE \
+             relname = '{n}_later' AND a.privilege_type <> 'MAINTAIN' ORDER BY 1, 2; ROLLBACK",
         ],
     },
     Recipe {
@@ -309,7 +311,8 @@ const RECIPES: &[Recipe] = &[
         questions: &[
             "SELECT t FROM {s}.{n} t",
             "SELECT {n}_u FROM {s}.{n}_u",
-            "SELECT nextval('{s}.{n}_q')",
+            "SELECT start_value, increment_by, min_value, max_value, cycle, cache_size FROM \
+             pg_catalog.pg_sequences WHERE sequencename = '{n}_q'",
         ],
     },
     Recipe {
