@@ -152,6 +152,14 @@ async fn one(world: &World, case: &Case, shard: u16, online: bool) {
             for ((question, before), (_, after)) in before.iter().zip(&after) {
                 assert_eq!(before, after, "{question}\n{}", story());
             }
+            // Two versions print the same expression in two ways.
+            if case
+                .versions
+                .iter()
+                .any(|version| *version != case.versions[0])
+            {
+                return;
+            }
             let (before, after) = (dumped_before, dump(world, to, &schema));
             let lost: Vec<&String> = before.difference(&after).collect();
             // An online move lends a table without a key an identity, until it is completed.
