@@ -554,9 +554,9 @@ fn an_audit_is_the_remedy_only_while_the_target_serves() {
         found.unwrap().remedy.clone()
     };
     let there = remedy("0 moved 2 db2", "0 serving 2", &["db2@2"]);
-    assert!(there.contains("`pgshard moves audit "), "{there}");
+    assert!(there.contains("pgshard moves audit "), "{there}");
     let gone = remedy("0 serving 3", "0 moved 3 db1", &["db1@3"]);
-    assert!(!gone.contains("`pgshard moves audit "), "{gone}");
+    assert!(!gone.contains("pgshard moves audit "), "{gone}");
     assert!(
         gone.contains("moves complete") && gone.contains("--unaudited"),
         "{gone}"
