@@ -5,7 +5,8 @@
 //! Each round runs both kinds in slices (plain, claimed, claimed, plain), so that they meet the
 //! same neighbours on the machine. The medians of rounds are what counts.
 //!
-//! `cargo bench --bench lookups -- [--rounds N] [--calls N] [--callers N] [--major N] [--throwaway]`
+//! `cargo bench --bench lookups -- [--rounds N] [--calls N] [--callers N] [--major N]
+//! [--throwaway]`
 //!
 //! Servers force commits to disk, unless `--throwaway` turns that off.
 

@@ -13,7 +13,7 @@ use tokio_postgres::types::ToSql;
 
 use super::batch::{Answers, Batch};
 use super::job::{Pace, Servers};
-use super::merged::{MergedRows, Wanted};
+use super::merged::{MergeRequest, MergedRows};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::rows::RowStreams;
@@ -207,7 +207,7 @@ impl Shards {
         order: impl Fn(&Row) -> Result<O, tokio_postgres::Error> + Send + 'static,
     ) -> Result<MergedRows, Error> {
         let params = Arc::new(params);
-        let wanted = Wanted {
+        let wanted = MergeRequest {
             shards: self.shards.clone(),
             params: self
                 .shards

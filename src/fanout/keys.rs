@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use super::batch::Batch;
 use super::ids::unreadable;
 use super::job::{Pace, Servers};
-use super::merged::{MergedRows, Wanted};
+use super::merged::{MergeRequest, MergedRows};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::values::{KeyArray, Values, WithKeys};
@@ -189,7 +189,7 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
                 values: values.clone(),
             }) as _
         });
-        let wanted = Wanted {
+        let wanted = MergeRequest {
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
             params: params.collect(),
             servers: self.servers,

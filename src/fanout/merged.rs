@@ -23,7 +23,7 @@ use crate::shard::ShardId;
 pub struct MergedRows(BoxStream<'static, Result<(ShardId, Row), Error>>);
 
 /// The shards of a merge, and each shard's parameters.
-pub(super) struct Wanted {
+pub(super) struct MergeRequest {
     pub(super) shards: Vec<ShardId>,
     pub(super) params: Vec<Box<dyn Params>>,
     pub(super) servers: Servers,
@@ -34,11 +34,11 @@ impl MergedRows {
     pub(super) async fn open<O: Ord + Send + 'static>(
         router: &Router,
         sql: SqlText<'_>,
-        wanted: Wanted,
+        wanted: MergeRequest,
         limit: Option<Duration>,
         order: impl Fn(&Row) -> Result<O, PgError> + Send + 'static,
     ) -> Result<MergedRows, Error> {
-        let Wanted {
+        let MergeRequest {
             shards,
             params,
             servers,

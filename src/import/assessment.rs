@@ -117,7 +117,7 @@ pub struct TableReport {
 /// A step of a path.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PathStep {
-    /// The constraint; none if only the column's name says so.
+    /// The constraint; none where the reference is known by the column's name only.
     pub foreign_key: Option<String>,
     /// The columns: `likes.photo_id`.
     pub from: String,

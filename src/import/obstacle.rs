@@ -86,7 +86,8 @@ kinds! {
         "drop the foreign key, and read the other row by its own key; or choose another key";
     NullableKey "nullable_key" Change
         "Rows may have no key"
-        "give each row a key and SET NOT NULL; or let the table stay, or the rows without one (--stays)";
+        "give each row a key and SET NOT NULL; or let the table stay, or the rows without one \
+            (--stays)";
     Polymorphic "polymorphic" Change
         "The table that a row refers to is named in the row: no foreign key leads to the key"
         "add the key as a column, and write it with each row; or let the table stay (--stays)";
@@ -181,7 +182,8 @@ kinds! {
         "Columns get numbers from a sequence, and each shard has its own"
         "make sure that the same number in two shards does no harm; else take it from one place";
     IdByApplication "id_by_application" Check
-        "The database does not number these primary keys, and a shard keeps them unique within itself"
+        "The database does not number these primary keys, and a shard keeps them unique within \
+            itself"
         "make sure that no two keys get the same, as with UUIDs; else make it a look-up";
     Inheritance "inheritance" Check
         "Tables inherit, so that no constraint keeps their IDs unique together"

@@ -110,14 +110,14 @@ impl Shard<'_> {
         let statements = Statements::new(&sql, shards.len());
         let call = Call::new(self.target(), call_span!("pgshard.stream", shard));
         let opened = call
-            .limited(pin!(opened(router, &statements, shards, params, &call)))
+            .limited(pin!(open(router, &statements, shards, params, &call)))
             .await;
         call.ended(&opened, CallFailure::of);
         opened
     }
 }
 
-async fn opened(
+async fn open(
     router: &Router,
     statements: &Statements,
     shards: &[ShardId],
@@ -131,7 +131,7 @@ async fn opened(
         call.tries();
         let places = shards.iter().map(|shard| inner.place(*shard));
         let places: Vec<Place> = places.collect::<Result<_, _>>()?;
-        let mut cursors = Cursors::connected(shards, &places, statements.rows).await?;
+        let mut cursors = Cursors::connect(shards, &places, statements.rows).await?;
         let began = cursors
             .begin(router, statements, shards, (params, prepare))
             .await;
@@ -141,7 +141,7 @@ async fn opened(
         };
         let (shard, place) = (shards[at], &places[at]);
         let host = place.host.name.clone();
-        let lost = cursors.closed(at, &error).await;
+        let lost = cursors.close(at, &error).await;
         if lost {
             place.host.circuit.doubt();
             // The pool's connection was dead already.
@@ -196,11 +196,7 @@ impl Statements {
 
 impl Cursors {
     /// Borrows a connection of each host.
-    async fn connected(
-        shards: &[ShardId],
-        places: &[Place],
-        rows: usize,
-    ) -> Result<Cursors, Error> {
+    async fn connect(shards: &[ShardId], places: &[Place], rows: usize) -> Result<Cursors, Error> {
         let mut of_host: BTreeMap<&HostName, Vec<usize>> = BTreeMap::new();
         for (at, place) in places.iter().enumerate() {
             of_host.entry(&place.host.name).or_default().push(at);
@@ -261,13 +257,13 @@ impl Cursors {
             return Err(failed);
         }
         for (at, first) in rows.iter().enumerate() {
-            self.ended_if(at, first.len() < self.rows).await;
+            self.end_if(at, first.len() < self.rows).await;
         }
         Ok(rows)
     }
 
     /// Gives all connections back after a statement has failed. Returns whether its own is lost.
-    async fn closed(self, at: usize, error: &StatementError) -> bool {
+    async fn close(self, at: usize, error: &StatementError) -> bool {
         let own = self.cursors[at].host;
         let mut lost = false;
         let mut others = Vec::new();
@@ -284,7 +280,7 @@ impl Cursors {
                 others.push(lease);
             }
         }
-        join_all(others.into_iter().map(rolled_back)).await;
+        join_all(others.into_iter().map(give_back)).await;
         lost
     }
 
@@ -314,7 +310,7 @@ impl Cursors {
         let fetch = format!("FETCH {} FROM pgshard_{shard}", self.rows);
         match lease.run_alone(&fetch).await {
             Ok(rows) => {
-                self.ended_if(at, rows.len() < self.rows).await;
+                self.end_if(at, rows.len() < self.rows).await;
                 Ok(rows)
             }
             Err(failed) => {
@@ -333,7 +329,7 @@ impl Cursors {
 
     /// Records that a cursor has given its last row. With the last cursor of a host, the connection
     /// goes back.
-    async fn ended_if(&mut self, at: usize, ended: bool) {
+    async fn end_if(&mut self, at: usize, ended: bool) {
         let cursor = &mut self.cursors[at];
         if !ended || std::mem::replace(&mut cursor.has_ended, true) {
             return;
@@ -343,7 +339,7 @@ impl Cursors {
         if host.open == 0
             && let Some(lease) = host.lease.take()
         {
-            rolled_back(lease).await;
+            give_back(lease).await;
         }
     }
 }
@@ -387,7 +383,7 @@ impl OpenHost {
 }
 
 /// Ends the transaction, and gives the connection back. It is closed if that fails.
-async fn rolled_back(mut lease: Lease) {
+async fn give_back(mut lease: Lease) {
     if !lease.is_unsettled() {
         let _ = lease.roll_back().await;
     }

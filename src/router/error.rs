@@ -293,8 +293,9 @@ pub enum Error {
         source: Cause,
     },
     /// A stream ([`Shard::query_raw`](super::Shard::query_raw),
-    /// [`Shard::copy_out`](super::Shard::copy_out), a merge of those of many shards) ended after its first row and before its last
-    /// one, for example because the connection was lost. The rows that were read are right.
+    /// [`Shard::copy_out`](super::Shard::copy_out), a merge of those of many shards) ended after
+    /// its first row and before its last one, for example because the connection was lost. The
+    /// rows that were read are right.
     #[error(
         "the rows of shard {shard} on host {host} ended after {rows} of them: {}",
         chain(&**source)

@@ -10,8 +10,8 @@
 //!
 //! Where the prepared statements of a connection are too few for all shards, a call prefers its
 //! favourite: the connection that has already prepared its statement. It waits for it while that
-//! connection and nearly all others are busy ([`Slots::request_slot`]). The caller of this module bounds
-//! that wait ([`Slots::accept_any`]).
+//! connection and nearly all others are busy ([`Slots::request_slot`]). The caller of this module
+//! bounds that wait ([`Slots::accept_any`]).
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to
 //! open another one. When the limit is reached, a connection of another pool is closed for it only

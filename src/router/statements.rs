@@ -7,8 +7,8 @@
 //! If far more statements are in use than are kept, most of those that are prepared fall out before
 //! they are used again, and each has cost a round trip, a plan and the place of another. So while a
 //! full cache finds fewer than half of what it is asked for, the hand moves by one at every eighth
-//! miss only ([`StatementCache::find_statement`]); at the other misses the statement is run without being
-//! kept. What is used more often comes in all the same: a cache of which nothing is used is
+//! miss only ([`StatementCache::find_statement`]); at the other misses the statement is run without
+//! being kept. What is used more often comes in all the same: a cache of which nothing is used is
 //! replaced after eight misses for each of its places.
 //!
 //! Invariant: a cache never keeps more than its bound. A statement that is found was prepared for

@@ -25,10 +25,10 @@ use super::statement_class::StatementClass;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-/// The rows of [`Shard::query_raw`] or [`Reads::query_raw`] in the order in which the server gives them: a [`Stream`]. It
-/// owns what it needs, so that it can be returned, kept and spawned. The server waits while rows
-/// are not read, and the connection is in use until the last one was read, or the stream is
-/// dropped.
+/// The rows of [`Shard::query_raw`] or [`Reads::query_raw`] in the order in which the server gives
+/// them: a [`Stream`]. It owns what it needs, so that it can be returned, kept and spawned. The
+/// server waits while rows are not read, and the connection is in use until the last one was read,
+/// or the stream is dropped.
 #[must_use = "rows are read when the stream is polled"]
 pub struct RowStream(Rows<tokio_postgres::RowStream, Row>);
 

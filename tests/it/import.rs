@@ -9,8 +9,19 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tokio_postgres::Client;
 
-use crate::support::contract;
+use crate::support::{TestCluster, connect, contract};
+
+/// A database on the first server, its URL and a session of its superuser.
+async fn database(cluster: &TestCluster) -> (String, Client) {
+    let admin = cluster.superuser(0).await;
+    let made = admin.batch_execute("CREATE DATABASE base").await;
+    made.expect("it did not exist");
+    let url = cluster.server(0).superuser_url_of("base");
+    let base = connect(&url).await;
+    (url, base)
+}
 
 /// The report of `pgshard import assess --json` on a database.
 fn assess(url: &str, args: &[&str]) -> Value {

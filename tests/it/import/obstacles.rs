@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio_postgres::Client;
 
-use super::{assess, decision, obstacles, run};
+use super::{assess, database, decision, obstacles, run};
 use crate::support::{TestCluster, connect};
 
 /// The schemas: a heading for each, `--- added two_owners`, and its statements.
@@ -65,10 +65,7 @@ on_each_version! {
     /// What an engineer chooses is decided, and what the choice answers is no obstacle.
     async fn choices_answer_obstacles(version) {
         let cluster = TestCluster::start(version, 1);
-        let admin = cluster.superuser(0).await;
-        admin.batch_execute("CREATE DATABASE base").await.unwrap();
-        let url = cluster.server(0).superuser_url_of("base");
-        let base = connect(&url).await;
+        let (url, base) = database(&cluster).await;
         run_all(&base, &cases()[0].1).await;
         run_all(&base, "
             CREATE TABLE follows (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -111,10 +108,7 @@ on_each_version! {
     /// Each table has a decision, and the way to the key is named.
     async fn decisions(version) {
         let cluster = TestCluster::start(version, 1);
-        let admin = cluster.superuser(0).await;
-        admin.batch_execute("CREATE DATABASE base").await.unwrap();
-        let url = cluster.server(0).superuser_url_of("base");
-        let base = connect(&url).await;
+        let (url, base) = database(&cluster).await;
         run_all(&base, &cases()[0].1).await;
         base.batch_execute("
             ALTER TABLE photos ADD country text REFERENCES countries;

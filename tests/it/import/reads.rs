@@ -4,7 +4,7 @@ use pgshard::dev::ServerOptions;
 use serde_json::Value;
 use tokio_postgres::Client;
 
-use super::{assess, obstacles, run};
+use super::{assess, database, obstacles, run};
 use crate::support::{TestCluster, connect};
 
 const SCHEMA: &str = "
@@ -50,10 +50,7 @@ on_each_version! {
         let off = vec![("autovacuum".to_owned(), "off".to_owned())];
         let options = ServerOptions::default().settings(off);
         let cluster = TestCluster::start_with(version, 1, options);
-        let admin = cluster.superuser(0).await;
-        admin.batch_execute("CREATE DATABASE base").await.unwrap();
-        let url = cluster.server(0).superuser_url_of("base");
-        let base = connect(&url).await;
+        let (url, base) = database(&cluster).await;
         for statement in SCHEMA.split(';') {
             base.batch_execute(statement).await.unwrap();
         }
@@ -92,10 +89,7 @@ on_each_version! {
         let settings = settings.into_iter().map(owned).collect();
         let options = ServerOptions::default().settings(settings);
         let cluster = TestCluster::start_with(version, 1, options);
-        let admin = cluster.superuser(0).await;
-        admin.batch_execute("CREATE DATABASE base").await.unwrap();
-        let url = cluster.server(0).superuser_url_of("base");
-        let base = connect(&url).await;
+        let (url, base) = database(&cluster).await;
         base.batch_execute("CREATE TABLE users (id bigint PRIMARY KEY)").await.unwrap();
         let found = obstacles(&assess(&url, &[]));
         assert_eq!(found, ["logical_decoding_off", "replication_refused", "replication_slots"]);
@@ -108,10 +102,7 @@ async fn tables_without_statistics_are_sampled() {
     let off = vec![("autovacuum".to_owned(), "off".to_owned())];
     let options = ServerOptions::default().settings(off);
     let cluster = TestCluster::start_with(18, 1, options);
-    let admin = cluster.superuser(0).await;
-    admin.batch_execute("CREATE DATABASE base").await.unwrap();
-    let url = cluster.server(0).superuser_url_of("base");
-    let base = connect(&url).await;
+    let (url, base) = database(&cluster).await;
     base.batch_execute(
         "CREATE TABLE users (id bigint PRIMARY KEY);
         CREATE TABLE photos (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -161,10 +152,7 @@ async fn prepared_transactions_are_found() {
     let some = vec![("max_prepared_transactions".to_owned(), "4".to_owned())];
     let options = ServerOptions::default().settings(some);
     let cluster = TestCluster::start_with(18, 1, options);
-    let admin = cluster.superuser(0).await;
-    admin.batch_execute("CREATE DATABASE base").await.unwrap();
-    let url = cluster.server(0).superuser_url_of("base");
-    let base = connect(&url).await;
+    let (url, base) = database(&cluster).await;
     base.batch_execute("CREATE TABLE users (id bigint PRIMARY KEY)")
         .await
         .unwrap();
@@ -203,10 +191,7 @@ async fn a_database_that_is_read_only_is_assessed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_table_is_left_out() {
     let cluster = TestCluster::start(18, 1);
-    let admin = cluster.superuser(0).await;
-    admin.batch_execute("CREATE DATABASE base").await.unwrap();
-    let url = cluster.server(0).superuser_url_of("base");
-    let base = connect(&url).await;
+    let (url, base) = database(&cluster).await;
     for statement in SCHEMA.split(';') {
         base.batch_execute(statement).await.unwrap();
     }
@@ -255,10 +240,7 @@ async fn a_standby_is_assessed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mistakes() {
     let cluster = TestCluster::start(18, 1);
-    let admin = cluster.superuser(0).await;
-    admin.batch_execute("CREATE DATABASE base").await.unwrap();
-    let url = cluster.server(0).superuser_url_of("base");
-    let base = connect(&url).await;
+    let (url, base) = database(&cluster).await;
     let (exit, _, stderr) = run(&url, &[]);
     assert_eq!(exit, 2);
     assert!(
@@ -303,10 +285,7 @@ async fn mistakes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_escapes_names() {
     let cluster = TestCluster::start(18, 1);
-    let admin = cluster.superuser(0).await;
-    admin.batch_execute("CREATE DATABASE base").await.unwrap();
-    let url = cluster.server(0).superuser_url_of("base");
-    let base = connect(&url).await;
+    let (url, base) = database(&cluster).await;
     base.batch_execute(
         "CREATE TABLE users (id bigint PRIMARY KEY);
         CREATE TABLE \"<script>\" (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -330,10 +309,7 @@ async fn the_page_escapes_names() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tables() {
     let cluster = TestCluster::start(18, 1);
-    let admin = cluster.superuser(0).await;
-    admin.batch_execute("CREATE DATABASE base").await.unwrap();
-    let url = cluster.server(0).superuser_url_of("base");
-    let base = connect(&url).await;
+    let (url, base) = database(&cluster).await;
     base.batch_execute("CREATE TABLE users (id bigint PRIMARY KEY)")
         .await
         .unwrap();

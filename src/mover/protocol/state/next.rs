@@ -1,6 +1,6 @@
-//! The decision itself. Its inputs are the state of the hosts ([`ObservedState`]) and what the mover
-//! knows about itself ([`Own`]). The driver adds no condition of its own, so that the model, which
-//! runs this very function, runs what production runs.
+//! The decision itself. Its inputs are the state of the hosts ([`ObservedState`]) and what the
+//! mover knows about itself ([`Own`]). The driver adds no condition of its own, so that the model,
+//! which runs this very function, runs what production runs.
 
 use std::fmt;
 

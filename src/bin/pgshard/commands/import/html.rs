@@ -183,7 +183,9 @@ fn ids_and_keys(assessment: &Assessment) -> Markup {
         }
         @if !assessment.largest_keys.is_empty() {
             h2 { "Largest keys" }
-            p.faint { "By the statistics of ANALYZE or a sample, in the tables with the key in a column." }
+            p.faint {
+                "By the statistics of ANALYZE or a sample, in the tables with the key in a column."
+            }
             table {
                 tr { th { "Key" } th.n { "Rows" } th.n { "Size" } th.n { "Share" } }
                 @for key in &assessment.largest_keys {

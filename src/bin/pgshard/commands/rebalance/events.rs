@@ -53,7 +53,7 @@ pub(crate) struct RebalanceSummary {
     pub(super) moved: usize,
     /// Shards of moves that were open before, finished first.
     pub(super) finished: usize,
-    /// Shards that somebody else had already moved to their target.
+    /// Shards that another command had already moved to their target.
     pub(super) there: usize,
     pub(super) bytes: u64,
     pub(super) waves: usize,

@@ -95,7 +95,8 @@ fn hosts(planning: &Planning) -> Markup {
                 th scope="row" { (host.host.as_str()) }
                 td.right { (percent(host.share)) }
                 td.right { (host.before.shards) } td.right { (host.after.shards) }
-                td.right { (format_weight(by, host.before.weight)) } td.right { (format_weight(by, host.after.weight)) }
+                td.right { (format_weight(by, host.before.weight)) }
+                td.right { (format_weight(by, host.after.weight)) }
                 td.right { (of_share(host, &host.before)) } td.right { (of_share(host, &host.after)) }
                 td { (draw::bar(host.before.part / most, "before")) (draw::bar(host.after.part / most, "after")) }
             } } }

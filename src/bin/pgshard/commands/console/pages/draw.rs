@@ -24,7 +24,8 @@ pub(super) fn steps(steps: &[(String, f64)]) -> Markup {
     let whole: f64 = steps.iter().map(|(_, ms)| ms).sum();
     let mut left = 0.0;
     html! {
-        svg.steps viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label=(describe_steps(steps)) {
+        svg.steps viewBox="0 0 1000 20" preserveAspectRatio="none" role="img"
+            aria-label=(describe_steps(steps)) {
             rect.track width="1000" height="20" {}
             @for (at, (name, ms)) in steps.iter().enumerate() {
                 @let width = if whole > 0.0 { ms / whole * 1000.0 } else { 0.0 };

@@ -24,10 +24,10 @@ pub(super) fn page(seen: &Snapshot, named: &str) -> Page {
     let id = match seen.move_named(named) {
         Ok(id) => id,
         Err(failure) => {
-            return missing(
-                html! { p { (text(&failure.one_line())) } @if let Some(hint) = failure.advice() { p {
-                (advice(hint)) } } },
-            );
+            return missing(html! {
+                p { (text(&failure.one_line())) }
+                @if let Some(hint) = failure.advice() { p { (advice(hint)) } }
+            });
         }
     };
     let entries = seen.entries_of(id);

@@ -154,8 +154,10 @@ fn find(sought: &Sought, config: &Config, map: &ShardMap) -> Result<ShardLocatio
 fn answer(found: Result<ShardLocation, Failure>) -> Markup {
     match found {
         Err(failure) => html! {
-            div.card.bad { p { (text(&failure.one_line())) } @if let Some(advice) = failure.advice() { p {
-                (text(advice)) } } }
+            div.card.bad {
+                p { (text(&failure.one_line())) }
+                @if let Some(advice) = failure.advice() { p { (text(advice)) } }
+            }
         },
         Ok(found) => html! {
             div.card.found {
