@@ -7,11 +7,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from django.db.models import Model
-from django.db.models.expressions import Exists
+from django.db.models.expressions import Exists, RawSQL
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import Join
+from django.db.models.sql.where import ExtraWhere
 
+from .backend.sql import check_tables
 from .cluster import shard_of_alias
 from .errors import NoShard
 from .managers import note_objects
@@ -24,6 +26,7 @@ _QUERY_AS_SQL = Query.as_sql
 _SPLIT_EXCLUDE = Query.split_exclude
 _CHECK_TYPE = Query.check_query_object_type
 _COMBINATOR_SQL = SQLCompiler.get_combinator_sql
+_RAW_AS_SQL, _EXTRA_AS_SQL = RawSQL.as_sql, ExtraWhere.as_sql
 
 
 def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
@@ -79,6 +82,22 @@ def _combinator_sql(self: Any, combinator: str, all: bool) -> Any:
     return _COMBINATOR_SQL(self, combinator, all)
 
 
+def _raw_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
+    """Refuses on a shard SQL by hand that names a table without a schema, as cursors do. `RawSQL`
+    and `extra(select=…)` come here."""
+    if shard_of_alias(connection.alias) is not None:
+        check_tables(self.sql)
+    return _RAW_AS_SQL(self, compiler, connection)
+
+
+def _extra_as_sql(self: Any, compiler: Any = None, connection: Any = None) -> Any:
+    """The same, for `extra(where=…)`."""
+    if connection is not None and shard_of_alias(connection.alias) is not None:
+        for sql in self.sqls:
+            check_tables(sql)
+    return _EXTRA_AS_SQL(self, compiler, connection)
+
+
 def _refuse_part(query: Any, connection: Any) -> None:
     if is_sharded(query.model) and shard_of_alias(connection.alias) is None:
         name = query.model.__name__
@@ -108,3 +127,4 @@ def change_django() -> None:
     Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
     SQLCompiler.get_combinator_sql = _combinator_sql
     Query.check_query_object_type = _check_query_object_type
+    RawSQL.as_sql, ExtraWhere.as_sql = _raw_as_sql, _extra_as_sql

@@ -497,6 +497,7 @@ def test_a_many_to_many_field_before_the_key_is_on_the_shard(k, p):
 
 def test_sql_that_names_a_table_without_a_schema_is_refused(m, p):
     from django.db import connections
+    from django.db.models.expressions import RawSQL
 
     m.Album.objects.create(user_id=U, name="x")
     connection = connections["shard-3"]
@@ -518,6 +519,19 @@ def test_sql_that_names_a_table_without_a_schema_is_refused(m, p):
         cursor.executemany("UPDATE photos_album SET name = %s", [("y",)])
     with pytest.raises(p.NoShard):
         list(m.Album.objects.using("shard-3").raw("SELECT * FROM photos_album"))
+    for wrong, remedy in (("photos_album", "is the shard's"), ("photos_category", "by itself")):
+        sql, rows = f"SELECT id FROM {wrong}", m.Album.objects.filter(user_id=U)
+        for query in (
+            rows.annotate(x=RawSQL(f"({sql} LIMIT 1)", [])),
+            rows.filter(pk__in=RawSQL(sql, [])),
+            rows.order_by(RawSQL(f"({sql} LIMIT 1)", [])),
+            rows.extra(select={"x": f"{sql} LIMIT 1"}),
+            rows.extra(where=[f"id IN ({sql})"]),
+        ):
+            with pytest.raises(p.NoShard, match=f"without a schema.*{remedy}"):
+                list(query)
+    own = RawSQL("SELECT id FROM {shard}.photos_album", [])
+    assert m.Album.objects.filter(user_id=U, pk__in=own).count() == 1
     for right in (
         "SELECT name FROM {shard}.photos_album",
         "SELECT photos_album.name FROM {shard}.photos_album FOR UPDATE OF photos_album",

@@ -8,6 +8,7 @@ import re
 from django.apps import apps
 
 from ..errors import NoShard
+from ..sharded import unsharded_tables
 
 _QUIET = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)
 """Texts and comments."""
@@ -35,7 +36,12 @@ def check_tables(sql: str) -> None:
     bare = tables.intersection(named) - set(_WITH.findall(sql))
     if bare:
         name = min(bare)
+        remedy = (
+            f"{{shard}}.{name} is the shard's"
+            if name not in unsharded_tables()
+            else "it is not in the shards, so query it by itself"
+        )
         raise NoShard(
             f"the SQL names {name} without a schema, so it would be looked for in the search path:"
-            f" {{shard}}.{name} is the shard's"
+            f" {remedy}"
         )
