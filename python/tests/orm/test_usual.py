@@ -203,6 +203,9 @@ def test_a_form_that_would_move_a_row_has_an_error(m, p):
 
 def test_a_generic_reference_to_a_row_of_a_shard(m):
     from django.contrib.contenttypes.models import ContentType
+    from django.contrib.contenttypes.prefetch import GenericPrefetch
+    from django.db import connections
+    from django.test.utils import CaptureQueriesContext
     from shop.models import Favourite
 
     category = m.Category.objects.create(name="generic")
@@ -219,6 +222,14 @@ def test_a_generic_reference_to_a_row_of_a_shard(m):
         photos[1]
     ]
     assert kind.get_object_for_this_type(pk=photos[2].pk) == photos[2]
+    asked = GenericPrefetch("target", [m.Photo.objects.order_by("title"), m.Category.objects.all()])
+    with CaptureQueriesContext(connections["shard-3"]) as sent:
+        prefetched = list(Favourite.objects.order_by("pk").prefetch_related(asked))
+    assert [one.target for one in prefetched] == found
+    assert len(sent) == 1
+    theirs = GenericPrefetch("target", [m.Photo.objects.filter(user_id=V)])
+    prefetched = Favourite.objects.order_by("pk").prefetch_related(theirs)
+    assert [one.target for one in prefetched] == [None, photos[1], None, category, None]
     Favourite.objects.all().delete()
     category.delete()
 

@@ -10,7 +10,7 @@ from django.contrib.contenttypes import fields
 from django.contrib.contenttypes.models import ContentType, ContentTypeManager
 
 from ...errors import WrongId
-from ..cluster import shard_of_alias
+from ..cluster import alias, shard_of_alias
 from ..errors import WrongShard
 from ..relations import managers
 from ..routing import alias_of_id, check_objects, is_of_one_shard, where_of, within
@@ -72,16 +72,34 @@ def install() -> None:
             check_objects([value], where_of(instance) or "")
         set_object(self, instance, value)
 
+    def prefetched(self: Any, instances: Any, querysets: Any) -> Any:
+        """What Django gives. It asks for the database of each query set of a `GenericPrefetch`
+        first, so it gets them for the objects of one shard after those of another."""
+        if not any(is_sharded(one.model) and one._db is None for one in querysets or ()):
+            return prefetch(self, instances, querysets)
+        groups: dict[str, list[Any]] = {}
+        for one in instances:
+            groups.setdefault(_where_it_leads(self, one), []).append(one)
+        rows: list[Any] = []
+        for where, group in groups.items():
+            here = [
+                one._on(where) if is_sharded(one.model) and one._db is None else one
+                for one in querysets
+            ]
+            found = prefetch(self, group, here)
+            rows += found[0]
+        return rows, *found[1:]
+
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
         if not is_sharded(instances[0].__class__):
-            return prefetch(self, instances, querysets)
+            return prefetched(self, instances, querysets)
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
             groups.setdefault(where_of(one), []).append(one)
         rows: list[Any] = []
         for where, group in groups.items():
             with nullcontext() if where is None else within(where):
-                found = prefetch(self, group, querysets)
+                found = prefetched(self, group, querysets)
             rows += found[0]
         _, of_object, of_one, *rest = found
 
@@ -109,6 +127,23 @@ def _needs_shard(value: Any) -> bool:
     """Whether an object is in the shards, and its primary key does not say in which."""
     model = value.__class__
     return value is not None and is_sharded(model) and not pk_says_shard(model)
+
+
+def _where_it_leads(relation: Any, instance: Any) -> str:
+    """The shard of the object that this one refers to; any, if it is not in the shards or cannot
+    exist."""
+    field = getattr(relation, "field", relation)
+    type_id = getattr(instance, field.model._meta.get_field(field.ct_field).attname)
+    id = getattr(instance, field.fk_field)
+    model = None if type_id is None else ContentType.objects.get_for_id(type_id).model_class()
+    if model is None or id is None or not is_sharded(model):
+        return alias(0)
+    if not has_shard_id(model):
+        return (where_of(instance) if is_sharded(instance.__class__) else None) or alias(0)
+    try:
+        return alias_of_id(int(id))
+    except (ValueError, WrongId):
+        return alias(0)
 
 
 def _is_of_a_shard(id: int) -> bool:
