@@ -61,6 +61,13 @@ class ShardedQuerySet(models.QuerySet):
 
     _db: str | None
 
+    @classmethod
+    def as_manager(cls) -> Any:
+        """The same as Django's: a `ShardedManager` with this class's methods."""
+        manager = ShardedManager.from_queryset(cls)()
+        manager._built_with_as_manager = True
+        return manager
+
     @property
     def db(self) -> str:
         """The shard. Of a query that cannot have a result it is any, since the query is not
@@ -392,7 +399,8 @@ class ShardedQuerySet(models.QuerySet):
     ) -> Any:
         """The same as Django's."""
         at = self._write_to(kwargs.items())
-        at._unmoved(defaults or {})
+        # What a function gives is checked when the row is saved.
+        at._unmoved({name: one for name, one in (defaults or {}).items() if not callable(one)})
         return at._whole(
             lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs)
         )

@@ -114,3 +114,26 @@ def test_each_manager_of_a_sharded_model_must_be_one_for_shards(p):
         ("pgshard.E004", Proxy),
     ]
     assert "plain" in found[0].msg
+
+
+def test_the_manager_of_a_query_set_is_one_for_shards(p):
+    from django.test.utils import isolate_apps
+
+    from pgshard.django.checks import _check_sharded
+
+    class Rows(p.ShardedQuerySet):
+        def of(self, user_id):
+            return self.filter(user_id=user_id)
+
+    with isolate_apps("photos"):
+
+        class Managed(p.ShardedModel):
+            user_id = p.ShardKeyField()
+            objects = Rows.as_manager()
+
+            class Meta:
+                app_label = "photos"
+
+    assert isinstance(Managed.objects, p.ShardedManager)
+    assert Managed.objects.of(U).db == "shard-3"
+    assert list(_check_sharded(Managed)) == []

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 from world import World
@@ -74,6 +75,23 @@ def test_get_or_create_and_update_or_create_and_their_kin(m):
     words = m.Tag.objects.filter(user_id=V).order_by("word").values_list("word", flat=True)
     assert list(words) == ["aa", "bb", "c"]
     assert m.Tag.objects.for_key(V).filter(word__in=["aa", "c"]).delete()[0] == 2
+
+
+def test_defaults_that_are_functions_put_no_row_elsewhere(m, p):
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    theirs = m.Album.objects.create(user_id=V, name="theirs")
+    ours = m.Album.objects.create(user_id=U, name="ours")
+    change = partial(m.Photo.objects.update_or_create, user_id=U, title="x")
+    assert change(defaults={"album": lambda: ours, "user_id": lambda: U}) == (photo, False)
+    assert m.Photo.objects.get(pk=photo.pk).album == ours
+    for wrong in (
+        {"user_id": lambda: V},
+        {"album": lambda: theirs},
+        {"album_id": lambda: theirs.pk},
+    ):
+        with pytest.raises(p.WrongShard):
+            change(defaults=wrong)
+    assert m.Photo.objects.get(pk=photo.pk).album == ours
 
 
 def test_a_query_that_names_no_shard_is_refused(m, p):
