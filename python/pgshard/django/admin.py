@@ -32,10 +32,12 @@ from .cluster import alias, shard_of_alias
 from .routing import alias_of_id, alias_of_key, within
 from .sharded import (
     KEYS,
+    OBJECT,
     has_shard_id,
     is_sharded,
     key_fields,
     pk_says_shard,
+    reference_condition,
     shard_conditions,
 )
 
@@ -191,7 +193,9 @@ class ShardedModelAdmin(admin.ModelAdmin):
     ) -> Any:
         """An existing row, on its shard; a new one, on the shard of the key in the form or in the
         address."""
-        where = self._of_form(request) if object_id is None else self._of_object(request, object_id)
+        # "Save as new" makes a row, maybe of another key, and Django does not look at the old one.
+        is_new = object_id is None or (request.method == "POST" and "_saveasnew" in request.POST)
+        where = self._of_form(request) if is_new else self._of_object(request, object_id)
         request._pgshard_page = where
         return self._on(where, super().changeform_view, request, object_id, form_url, extra_context)
 
@@ -235,10 +239,13 @@ class ShardedModelAdmin(admin.ModelAdmin):
         """The shard that a list is for, and the key if it was typed in the search box."""
         if shard_of_alias(request.GET.get(_SHARD)) is not None:
             return request.GET[_SHARD], None
-        for name, (field, is_list) in shard_conditions(self.model).items():
-            where = (
-                None if field is None or is_list else self._of_text(field, request.GET.get(name))
-            )
+        for name, text in request.GET.items():
+            condition = shard_conditions(self.model).get(name)
+            condition = condition or reference_condition(self.model, name)
+            if condition is None or condition[1]:
+                continue
+            key = condition[0]
+            where = self._of_id(text) if key is None else self._of_text(key, text)
             if where is not None:
                 return where, None
         return self._typed(request.GET.get("q", ""))
@@ -263,8 +270,15 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def _of_text(self, field: Any, text: str | None) -> str | None:
         """The shard of a key that somebody typed; None if the text is not a key."""
         try:
-            return None if not text else alias_of_key(field.to_python(text))
+            return None if not text or field is OBJECT else alias_of_key(field.to_python(text))
         except (ValidationError, WrongKey):
+            return None
+
+    def _of_id(self, text: str) -> str | None:
+        """The shard of an ID in an address; None if the text is not an ID."""
+        try:
+            return alias_of_id(int(text))
+        except (ValueError, WrongId):
             return None
 
     def _of_object(self, request: Any, object_id: str) -> str | None:
@@ -273,10 +287,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
         if isinstance(pk, KEYS):
             where = self._of_text(pk, text)
         elif has_shard_id(self.model):
-            try:
-                where = alias_of_id(int(text))
-            except (ValueError, WrongId):
-                where = None
+            where = self._of_id(text)
         else:
             named = request.GET.get(_SHARD)
             where = named if shard_of_alias(named) is not None else None

@@ -7,16 +7,23 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
-from django.forms.models import BaseModelForm, ModelChoiceField, ModelMultipleChoiceField
+from django.forms.models import (
+    BaseModelForm,
+    BaseModelFormSet,
+    ModelChoiceField,
+    ModelMultipleChoiceField,
+)
 
 from ..errors import WrongId, WrongKey
 from .cluster import shard_of_alias
 from .errors import NoShard, WrongShard
+from .relations import key_of
 from .routing import alias_of_instance, where_of
 from .sharded import is_sharded
 
 _POST_CLEAN = BaseModelForm._post_clean
 _CHECK_VALUES = ModelMultipleChoiceField._check_values
+_CONSTRUCT_FORM = BaseModelFormSet._construct_form
 
 
 def strays(instance: Any, model: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +83,18 @@ def _check_values(self: Any, value: Any) -> Any:
         raise _no_choice(self, ", ".join(map(str, value))) from None
 
 
+def _construct_form(self: Any, i: int, **kwargs: Any) -> Any:
+    """The same as Django's. A new row of an inline form set gets the key of the object that it
+    belongs to, as from a related manager."""
+    form = _CONSTRUCT_FORM(self, i, **kwargs)
+    owner = getattr(self, "instance", None)
+    if isinstance(owner, Model) and is_sharded(self.model):
+        key = key_of(owner, self.model, getattr(self, "fk", None))
+        if key is not None and getattr(form.instance, key[0].attname) is None:
+            setattr(form.instance, key[0].attname, key[1])
+    return form
+
+
 def _no_choice(field: Any, value: Any) -> ValidationError:
     return ValidationError(
         field.error_messages["invalid_choice"], code="invalid_choice", params={"value": value}
@@ -85,3 +104,4 @@ def _no_choice(field: Any, value: Any) -> ValidationError:
 def change_django() -> None:
     """Makes Django use all this."""
     BaseModelForm._post_clean, ModelMultipleChoiceField._check_values = _post_clean, _check_values
+    BaseModelFormSet._construct_form = _construct_form

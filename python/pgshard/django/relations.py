@@ -97,11 +97,11 @@ def _with_key(
     that joins two models too, unless they have one. Changes `more`."""
     through = getattr(manager, "through", None)
     if through is not None and not through._meta.auto_created and name not in ("remove", "clear"):
-        key = _key_of(manager.instance, through, rel)
+        key = key_of(manager.instance, through, rel.field)
         if key is not None:
             given = more.get("through_defaults") or {}
             more["through_defaults"] = {**_missing(key, given), **given}
-    key = None if name in _WHOLE else _key_of(manager.instance, manager.model, rel)
+    key = None if name in _WHOLE else key_of(manager.instance, manager.model, rel.field)
     if key is None:
         return values
     if name == "create":
@@ -120,11 +120,11 @@ def _with_key(
     return values
 
 
-def _key_of(instance: Any, model: Any, rel: Any) -> tuple[Any, Any] | None:
-    """The key of a model, and the value that a row has that belongs to this object; None if there
-    is none, or the relation itself says it."""
+def key_of(instance: Any, model: Any, relation: Any) -> tuple[Any, Any] | None:
+    """The key of a model, and the value that a row has that belongs to this object by this field;
+    None if there is none, or the field is the key."""
     keys, own = key_fields(model), key_fields(instance.__class__)
-    if len(keys) != 1 or len(own) != 1 or keys[0] is rel.field:
+    if len(keys) != 1 or len(own) != 1 or keys[0] is relation:
         return None
     value = getattr(instance, own[0].attname)
     return None if value is None else (keys[0], value)

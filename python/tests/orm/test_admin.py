@@ -48,6 +48,9 @@ def test_a_list_is_of_one_key(m, client):
     assert titles(found) == ["p2", "p1", "p0"]
     assert b"Album object" in found.content
     assert titles(client.get(LIST, {"user_id": U, "q": "p1"})) == ["p1"]
+    album = m.Album.objects.get(user_id=U)
+    assert titles(client.get(LIST, {"album__id__exact": album.pk})) == ["p0"]
+    assert titles(client.get(LIST, {"album__id__exact": album.pk, "q": "p1"})) == []
     assert titles(client.get(LIST, {"user_id__exact": V})) == ["of another"]
     for wrong in ("x", "9" * 60, ""):
         assert titles(client.get(LIST, {"q": wrong})) == []
@@ -151,6 +154,44 @@ def test_rows_within_a_form_have_the_same_key(m, client):
     assert not m.Album.objects.for_key(U).exists()
     assert client.post(page, {**data, **row, "photos-0-user_id": U}).status_code == 302
     assert m.Album.objects.for_key(U).get().photos.get().title == "t"
+
+
+def test_rows_within_a_form_get_the_key_that_it_does_not_ask_for(m, client, monkeypatch):
+    from django.contrib import admin
+
+    (inline,) = admin.site._registry[m.Album].inlines
+    monkeypatch.setattr(inline, "fields", ["title", "likes"])
+    for at, page in enumerate(("add/", None)):
+        album = m.Album.objects.for_key(U).first()
+        count = {"photos-TOTAL_FORMS": at + 1, "photos-INITIAL_FORMS": at}
+        rows = {f"photos-{n}-{name}": 0 for n in range(at + 1) for name in ("title", "likes")}
+        old = album and {"photos-0-id": album.photos.get().pk, "photos-0-album": album.pk}
+        data = form(U, "t", name="new") | count | rows | (old or {})
+        answer = client.post(f"/admin/photos/album/{page or f'{album.pk}/change/'}", data)
+        assert answer.status_code == 302
+        assert m.Photo.objects.filter(album__name="new", user_id=U).count() == at + 1
+
+
+def test_save_as_new_writes_all_of_a_row_of_another_key_in_one_transaction(m, client, monkeypatch):
+    from django.contrib import admin
+    from django.test import override_settings
+
+    monkeypatch.setattr(admin.site._registry[m.Album], "save_as", True)
+    album = m.Album.objects.create(user_id=U, name="old")
+    photo = album.photos.create(title="t")
+    data = form(V, "t", name="new") | {"photos-TOTAL_FORMS": 1, "photos-INITIAL_FORMS": 1}
+    row = {"photos-0-id": photo.pk, "photos-0-title": "t", "photos-0-likes": 0}
+    data |= row | {"photos-0-user_id": V, "_saveasnew": 1}
+    page = f"/admin/photos/album/{album.pk}/change/"
+    with override_settings(PGSHARD_UNCOVERED_WRITES="error"):
+        with monkeypatch.context() as patch:
+            patch.setattr(m.Photo, "save", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                client.post(page, data)
+        assert not m.Album.objects.for_key(V).exists()
+        assert client.post(page, data).status_code == 302
+    assert m.Album.objects.for_key(V).get().photos.get().title == "t"
+    assert m.Album.objects.for_key(U).get() == album
 
 
 def test_a_field_that_completes_asks_on_the_shard_of_its_page(m, client, monkeypatch):
