@@ -17,6 +17,7 @@ from ..directory import Directory
 from ..errors import ConfigError
 from ..keys import KeyKind, shard_of_key
 from ..recovery import RecoveryContext
+from . import unnamed
 from .own_shards import OwnShards
 
 ENGINE = "pgshard.django.backend"
@@ -196,6 +197,7 @@ def databases(
             f"databases cannot be called {', '.join(wrong)}: names that begin with {PREFIX} are for"
             " shards"
         )
+    unnamed.change_django()
     state.cluster = Cluster(read, dict(options or {}), in_tests is not None)
     state.visible = tuple(alias(shard) for shard in range(read.shards)) if in_tests else ()
     return Databases({"default": default, **others}, state.cluster.options)

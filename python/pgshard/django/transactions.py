@@ -6,10 +6,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.transaction import Atomic
 
 from .routing import chosen, within
+from .uncovered import check_elsewhere
+from .unnamed import Unnamed
 
 _GET_CONNECTION = transaction.get_connection
 _ENTER, _EXIT = Atomic.__enter__, Atomic.__exit__
@@ -21,6 +23,10 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Any, str | None]] = []
+
+    def is_of_shards(self) -> bool:
+        """Whether one of them is a transaction of a shard."""
+        return any(where is not None for _, where in self.blocks)
 
 
 _open = _Open()
@@ -34,10 +40,32 @@ def _get_connection(using: str | None = None) -> Any:
 def _enter(self: Any) -> None:
     """The same as Django's. The block ends on the connection where it began, even if another shard
     is chosen by then, as in a generator."""
+    if type(self.using) is Unnamed:
+        self.using = None
     where = chosen()
     _ENTER(self)
     if self.using is None:
+        if where is not None:
+            _watch_others()
         _open.blocks.append((self, where))
+
+
+def _watch_others() -> None:
+    """Makes this thread's other databases report what this transaction does not cover."""
+    for alias in dict.keys(connections.settings):
+        wrappers = connections[alias].execute_wrappers
+        if _watch not in wrappers:
+            # The last one is removed by whoever has added it.
+            wrappers.insert(0, _watch)
+
+
+def _watch(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+    connection = context["connection"]
+    if _open.is_of_shards():
+        check_elsewhere(connection, str(sql))
+    elif _watch in connection.execute_wrappers:
+        connection.execute_wrappers.remove(_watch)
+    return execute(sql, params, many, context)
 
 
 def _exit(self: Any, *error: Any) -> None:

@@ -65,8 +65,7 @@ def check_covered(using: str) -> None:
     `TransactionManagementError` if the setting says so."""
     if shard_of_alias(using) is None:
         return
-    how = getattr(settings, SETTING, WARN)
-    if how == ALLOW:
+    if getattr(settings, SETTING, WARN) == ALLOW:
         return
     shard = getattr(connections._connections, using, None)
     if shard is not None and _is_covered(shard):
@@ -75,14 +74,31 @@ def check_covered(using: str) -> None:
     if other is None:
         return
     name = other if shard_of_alias(other) is None else "another shard"
-    message = (
+    _report(
         f"a write to a shard within transaction.atomic() of {name}, which does not cover it: it"
         " stays if that is rolled back. Use run_in_shard(key, function) for what belongs together,"
         f' or set {SETTING} = "{ALLOW}"'
     )
+
+
+def _report(message: str) -> None:
+    """Warns, or raises `TransactionManagementError`, as the setting says."""
+    how = getattr(settings, SETTING, WARN)
     if how == ERROR:
         raise TransactionManagementError(message)
-    warnings.warn(message, UncoveredWriteWarning, stacklevel=_level())
+    if how != ALLOW:
+        warnings.warn(message, UncoveredWriteWarning, stacklevel=_level())
+
+
+def check_elsewhere(connection: Any, sql: str) -> None:
+    """Reports a write to another database in autocommit, where `atomic()` is of a shard."""
+    if is_write(sql) and not _is_covered(connection):
+        alias = connection.alias
+        _report(
+            f"a write to {alias} within transaction.atomic() of a shard, which does not cover it:"
+            f' it stays if that is rolled back. Name the database, atomic(using="{alias}"), or set'
+            f' {SETTING} = "{ALLOW}"'
+        )
 
 
 def _level() -> int:

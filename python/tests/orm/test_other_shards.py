@@ -3,6 +3,7 @@ is of the database that the program means."""
 
 import uuid
 import warnings
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -230,6 +231,72 @@ def test_atomic_without_a_name_is_of_the_chosen_shard(m, p):
     with p.shard_of(U), transaction.atomic(using="default"):
         assert connections["default"].in_atomic_block
         assert not connections["shard-3"].in_atomic_block
+
+
+def test_a_decorated_function_is_in_a_transaction_of_the_chosen_shard(m, p):
+    from django.db import connections, transaction
+
+    @transaction.atomic
+    def bare(fail):
+        where = transaction.get_connection()
+        m.Album.objects.create(user_id=U, name="decorated")
+        if fail:
+            raise KeyError
+        return where.alias, where.in_atomic_block
+
+    def attempts(work):
+        with pytest.raises(KeyError):
+            work(True)
+        assert not m.Album.objects.filter(user_id=U, name="decorated").exists()
+        assert work(False) == ("shard-3", True)
+        m.Album.objects.filter(user_id=U, name="decorated").delete()
+
+    for work in (bare, transaction.atomic()(bare.__wrapped__)):
+        p.run_in_shard(U, lambda work=work: attempts(work))
+        with p.shard_of(U):
+            attempts(work)
+        with pytest.raises(KeyError), pytest.warns(p.UncoveredWriteWarning):
+            work(True)
+        m.Album.objects.filter(user_id=U, name="decorated").delete()
+
+    @transaction.atomic(using="default")
+    def named():
+        return connections["default"].in_atomic_block, connections["shard-3"].in_atomic_block
+
+    with p.shard_of(U):
+        assert named() == (True, False)
+
+
+def test_a_write_to_another_database_in_a_transaction_of_a_shard_is_reported(m, p):
+    from django.db import connection, transaction
+    from django.db.transaction import TransactionManagementError
+    from django.test import override_settings
+
+    write = partial(m.Category.objects.create, name="elsewhere")
+
+    def outside():
+        return write().delete()  # `work` is known to be of the shard.
+
+    def within():
+        with transaction.atomic():
+            write()
+
+    def named():
+        with transaction.atomic(), transaction.atomic(using="default"):
+            write().delete()
+
+    with override_settings(PGSHARD_UNCOVERED_WRITES="error"):
+        p.run_in_shard(U, outside)
+        p.run_in_shard(U, named)
+        for _ in range(2):
+            with pytest.raises(TransactionManagementError, match="a write to default within"):
+                p.run_in_shard(U, within)
+        write().delete()
+    assert connection.execute_wrappers == []
+    with pytest.warns(p.UncoveredWriteWarning, match='atomic.using="default"') as said:
+        p.run_in_shard(U, within)
+    assert said[0].filename == __file__
+    m.Category.objects.filter(name="elsewhere").delete()
 
 
 def test_a_hook_without_a_name_runs_after_the_shard_has_committed(m, p):
