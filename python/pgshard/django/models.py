@@ -12,7 +12,7 @@ from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
 from ..errors import WrongId, WrongKey
-from . import deletion, forms, joins, relations, requests, transactions
+from . import deletion, fixtures, forms, joins, relations, requests, transactions
 from .errors import NoShard, WrongShard
 from .fields import (
     ShardedBigAutoField,
@@ -152,6 +152,7 @@ deletion.change_django()
 relations.change_django()
 transactions.change_django()
 forms.change_django()
+fixtures.change_django()
 joins.change_django()
 requests.change_django()
 

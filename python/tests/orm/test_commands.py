@@ -1,5 +1,7 @@
 """Django's own commands, as users type them: they work on a shard as on any database."""
 
+import re
+
 import pytest
 
 U = 3
@@ -32,6 +34,52 @@ def test_rows_are_dumped_flushed_and_loaded(manage, tmp_path):
     assert not Photo.objects.for_key(U).exists()
     assert manage("loaddata", file, *AT) == "Installed 1 object(s) from 1 fixture(s)\n"
     assert Photo.objects.get(pk=photo.pk).title == "Prague"
+
+
+def test_natural_keys_are_looked_for_where_the_objects_are(manage, tmp_path):
+    from django.contrib.auth.models import Group, User
+    from django.core import serializers
+    from photos.models import Note
+
+    user, _ = User.objects.get_or_create(pk=U, defaults={"username": "natural"})
+    Note.objects.create(user=user, text="x")
+    rows = tmp_path / "rows.json"
+    manage("dumpdata", "photos.note", *AT, "--natural-foreign", "--output", str(rows))
+    assert '["natural"]' in rows.read_text()
+    Note.objects.for_key(U).delete()
+    assert manage("loaddata", str(rows), *AT) == "Installed 1 object(s) from 1 fixture(s)\n"
+    assert Note.objects.get(user=user).text == "x"
+    # A model that is not sharded is read as before.
+    text = '[{"model": "auth.user", "fields": {"username": "y", "groups": [["g"]]}}]'
+    group = Group.objects.create(name="g")
+    (read,) = serializers.deserialize("json", text, using="default")
+    assert read.m2m_data == {"groups": [group.pk]}
+    Note.objects.for_key(U).delete()
+    User.objects.filter(username="natural").delete()
+    group.delete()
+
+
+def test_names_that_are_wrong_are_named_without_a_traceback(manage, tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    for args in (
+        ("dumpdata", "photos.Nothing"),
+        ("dumpdata", "nothing"),
+        ("run", "nothing.at_all"),
+        ("run", "photos.models.nothing"),
+        ("run", str(tmp_path / "nothing.py")),
+        ("run", str(tmp_path / "empty.py")),
+    ):
+        said = manage("shards", *args)
+        assert said.startswith("exit code 1: ")
+        assert "Traceback" not in said
+        assert re.search("CommandError: .*(othing|empty)", said)
+
+
+def test_sharded_models_are_excluded_by_their_names_in_any_case(manage):
+    excluded = [f"--exclude={name}" for name in ("photos.Note", "photos.note")]
+    assert "are in the shards" in manage("dumpdata", "photos.note")
+    for one in excluded:
+        assert manage("dumpdata", "photos.note", one).strip() == "[]"
 
 
 def test_a_fixture_with_rows_of_shards_is_not_loaded_in_part(manage, tmp_path):

@@ -19,11 +19,11 @@ class Command(AnyDatabase, DumpData):
     def handle(self, *app_labels: str, **options: Any) -> None:
         """Refuses a call that would silently leave rows out."""
         if shard_of_alias(options.get("database")) is None:
-            excluded = set(options.get("exclude") or ())
+            excluded = {name.lower() for name in options.get("exclude") or ()}
             sharded = [
                 model
                 for model in _models(app_labels)
-                if not {model._meta.app_label, model._meta.label} & excluded
+                if not {model._meta.app_label, model._meta.label_lower} & excluded
             ]
             if sharded:
                 names = ", ".join(sorted(model._meta.label for model in sharded))

@@ -109,11 +109,9 @@ class Command(BaseCommand):
 
     def _run(self, function: str, width: int, **_: Any) -> None:
         try:
-            work = import_string(function)
-        except ImportError:
-            if not function.endswith(".py"):
-                raise
-            work = runpy.run_path(function)["run"]
+            work = _function(function)
+        except (ImportError, OSError, KeyError) as wrong:
+            raise CommandError(f"{function} is no function: {wrong}") from wrong
         result = gather(range(cluster().config.shards), work, width=width)
         for shard, error in sorted(result.errors.items()):
             self.stderr.write(f"{alias(shard)}: {error}")
@@ -127,7 +125,10 @@ class Command(BaseCommand):
     def _dumpdata(self, model: str, **_: Any) -> None:
         from django.apps import apps
 
-        found = apps.get_model(model)
+        try:
+            found = apps.get_model(model)
+        except (LookupError, ValueError) as wrong:
+            raise CommandError(f"{model} is no model, such as photos.Photo: {wrong}") from None
         if not is_sharded(found):
             raise CommandError(f"{model} is not sharded: `manage.py dumpdata {model}`")
         for shard in range(cluster().config.shards):
@@ -245,6 +246,11 @@ class Command(BaseCommand):
                 present[file.name] = path
                 self.stdout.write(f"wrote {path}: run `pgshard migrate up`")
         return written
+
+
+def _function(name: str) -> Any:
+    """The function with a dotted name, or `run` of a file."""
+    return runpy.run_path(name)["run"] if name.endswith(".py") else import_string(name)
 
 
 def _next(present: dict[str, Path]) -> int:
