@@ -59,6 +59,35 @@ def test_natural_keys_are_looked_for_where_the_objects_are(manage, tmp_path):
     group.delete()
 
 
+def test_a_fixture_may_refer_by_natural_keys_to_what_comes_later(manage, tmp_path, monkeypatch):
+    from django.contrib.auth.models import User
+    from photos.models import Photo, Tag
+
+    from pgshard.django.cluster import state
+
+    def by_natural_key(self, user_id, word):
+        return self.get(user_id=user_id, word=word)
+
+    monkeypatch.setattr(type(Tag.objects), "get_by_natural_key", by_natural_key, raising=False)
+    monkeypatch.setattr(Tag, "natural_key", lambda one: (one.user_id, one.word), raising=False)
+    rows = tmp_path / "rows.json"
+    rows.write_text(
+        '[{"model": "auth.user", "fields": {"username": "later", "password": "x"}},'
+        ' {"model": "photos.photo", "fields": {"user_id": 3, "title": "x", "tags": [[3, "w"]]}},'
+        ' {"model": "photos.tag", "fields": {"user_id": 12, "word": "w"}},'
+        ' {"model": "photos.tag", "fields": {"user_id": 3, "word": "w"}}]'
+    )
+    with monkeypatch.context() as patch:
+        # As a test case loads its fixtures: into each database.
+        patch.setattr(state, "visible", ("shard-3", "shard-12"))
+        said = [manage("loaddata", str(rows), *at) for at in ((), AT, ("--database", "shard-12"))]
+    one = "Installed {} object(s) (of 4) from 1 fixture(s)\n"
+    assert said == [one.format(count) for count in (1, 2, 1)]
+    assert [tag.word for tag in Photo.objects.get(user_id=3).tags.all()] == ["w"]
+    assert Tag.objects.across_shards().count() == 2
+    assert User.objects.filter(username="later").delete()[0] == 1
+
+
 def test_names_that_are_wrong_are_named_without_a_traceback(manage, tmp_path):
     (tmp_path / "empty.py").write_text("")
     for args in (

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.core.management.commands.loaddata import Command as LoadData
+from django.db import router
 
 from ...cluster import shard_of_alias, state
 from ...routing import alias_of_instance, check_instance
@@ -33,7 +34,10 @@ class Command(AnyDatabase, LoadData):
                 " not in the shards by itself, and load the rest of the fixture into each shard,"
                 " with --database shard-0 and so on"
             )
-        if is_sharded(type(obj.object)) and shard_of_alias(self.using) is not None:
+        if not router.allow_migrate_model(self.using, type(obj.object)):
+            # Django would still try to look up what it refers to by natural keys, at the end.
+            return False
+        if is_sharded(type(obj.object)):
             if alias_of_instance(obj.object) not in (None, self.using):
                 return False
             check_instance(obj.object, self.using)
