@@ -297,6 +297,3 @@ class _Server:
             if asked.values:
                 break
         return next(iter(asked.all().values()))
-
-
-__all__ = ["AcrossShards"]

@@ -15,9 +15,9 @@ from django.db.models.functions import Cast
 from ..errors import WrongId, WrongKey
 from .across import AcrossShards
 from .batch import fetch
-from .cluster import alias, cluster, shard_of_alias
+from .cluster import cluster, shard_of_alias
 from .errors import NoShard, WrongShard
-from .gather import WIDTH, Partial, gather
+from .gather import WIDTH, gather
 from .merge import by_pk, check_rows
 from .parts import gives_its_own
 from .routing import (
@@ -809,6 +809,3 @@ def _choices(q: models.Q) -> list[models.Q]:
 
 class ShardedManager(models.Manager.from_queryset(ShardedQuerySet)):  # type: ignore[misc]
     """The manager of sharded models."""
-
-
-__all__ = ["AcrossShards", "Partial", "ShardedManager", "ShardedQuerySet", "alias", "refuse"]

@@ -16,9 +16,6 @@ from . import deletion, fixtures, forms, joins, relations, requests, transaction
 from .errors import NoShard, WrongShard
 from .fields import (
     ShardedBigAutoField,
-    ShardKeyField,
-    ShardKeyForeignKey,
-    ShardKeyOneToOneField,
 )
 from .managers import ShardedManager
 from .routing import check_instance, check_parents, run_on, same_row, where_it_belongs
@@ -155,12 +152,3 @@ forms.change_django()
 fixtures.change_django()
 joins.change_django()
 requests.change_django()
-
-__all__ = [
-    "ShardKeyField",
-    "ShardKeyForeignKey",
-    "ShardKeyOneToOneField",
-    "ShardedBigAutoField",
-    "ShardedModel",
-    "is_sharded",
-]

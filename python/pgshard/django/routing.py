@@ -17,7 +17,6 @@ from ..errors import WrongId, WrongKey
 from ..ids import shard_of_id
 from ..keys import INTEGER_MAX, INTEGER_MIN
 from ..recovery import Recovery
-from .backend.pools import release
 from .cluster import ALIASES, alias, cluster, shard_of_alias, state
 from .errors import NoShard, ShardMoved, WrongShard, translate_errors
 from .sharded import is_sharded, key_fields, pk_says_shard, rules
@@ -504,30 +503,3 @@ async def arun_in_shard(key: Any, work: Callable[[], T]) -> T:
     asynchronous transactions: it runs in the thread in which Django's own methods such as `aget`
     run."""
     return await sync_to_async(run_in_shard)(key, work)
-
-
-__all__ = [
-    "ShardRouter",
-    "WrongId",
-    "alias_of_id",
-    "alias_of_instance",
-    "alias_of_key",
-    "alias_of_owner",
-    "arun_in_shard",
-    "check_instance",
-    "check_objects",
-    "check_parents",
-    "chosen",
-    "following",
-    "is_of_one_shard",
-    "refuse",
-    "release",
-    "repeat_on",
-    "run_in_shard",
-    "run_on",
-    "same_row",
-    "shard_of",
-    "shard_of_key",
-    "where_of",
-    "within",
-]

@@ -481,8 +481,8 @@ def test_checks_find_relations_that_could_lead_to_two_rows(k, p):
     from django.db import models
     from django.test.utils import isolate_apps
 
+    from pgshard.django import ShardedModel, ShardKeyField, ShardKeyForeignKey
     from pgshard.django.checks import _check_plain, _check_sharded
-    from pgshard.django.models import ShardedModel, ShardKeyField, ShardKeyForeignKey
 
     with isolate_apps("photos"):
 
