@@ -102,6 +102,9 @@ class World:
             if label in ("Owner", "Fan"):
                 found += [(label, one.name) for one in model.objects.all()]
                 continue
+            if label == "Mark":
+                found += [(label, one.name, seen(one.about)) for one in model.objects.all()]
+                continue
             names = ["name"]
             names += [
                 f"{field.name}__name"
@@ -298,7 +301,7 @@ def clear(kinds, plain):
             cursor.execute("; ".join(f"DELETE FROM {table}" for table in tables))
             for table in ("num", "refnumofnum"):
                 cursor.execute(f"SELECT setval('{{shard}}.kinds_{table}_id_seq', 1, false)")
-    for model in (kinds.Owner, kinds.Fan):
+    for model in (kinds.Owner, kinds.Fan, kinds.Mark):
         model.objects.all()._raw_delete("default")
     tables = [
         model._meta.db_table
@@ -322,6 +325,7 @@ def find_differences(make):
             here, there = World(kinds.MODELS, sharded=True), World(plain.MODELS, sharded=False)
             here.m.Owner, there.m.Owner = kinds.Owner, plain.Owner
             here.m.Fan, there.m.Fan = kinds.Fan, plain.Fan
+            here.m.Mark, there.m.Mark = kinds.Mark, plain.Mark
             with override_settings(PGSHARD_UNCOVERED_WRITES="error"):
                 play(seed, here, there, counts, make)
         except AssertionError as error:

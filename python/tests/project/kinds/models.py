@@ -24,6 +24,15 @@ class Fan(models.Model):
     name = models.CharField(max_length=50)
 
 
+class Mark(models.Model):
+    """Not sharded. It refers to any object."""
+
+    name = models.CharField(max_length=50)
+    content_type = models.ForeignKey(ContentType, models.CASCADE, related_name="+")
+    object_id = models.BigIntegerField()
+    about = GenericForeignKey()
+
+
 KINDS = ("Made", "Num", "Uid", "Given", "Own")
 """The kinds of primary keys: made by the shard, a number of the table, a UUID, a number that the
 application gives, the key itself."""
