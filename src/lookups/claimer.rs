@@ -332,6 +332,16 @@ impl<'a> ClaimRequest<'a> {
         }
     }
 
+    pub(super) fn use_parameters<'p>(&'p self, key: &'p str, claim: Claim) -> UseParameters<'p> {
+        UseParameters {
+            name: &self.definition.name,
+            definition: self.definition.to_text(),
+            hash: self.hash.as_bytes(),
+            key,
+            claim,
+        }
+    }
+
     /// Uses the claim in the transaction that writes the row. False if it is spent or too old: then
     /// the transaction must not write the row.
     pub(super) async fn use_in(
@@ -341,15 +351,8 @@ impl<'a> ClaimRequest<'a> {
         key: &str,
         claim: Claim,
     ) -> Result<bool, Error> {
-        let (definition, hash, _) = self.parameters();
-        let params: [&(dyn ToSql + Sync); 6] = [
-            &self.definition.name,
-            &definition,
-            &hash,
-            &claim.claim,
-            &key,
-            &claim.made_us,
-        ];
+        let use_parameters = self.use_parameters(key, claim);
+        let params = use_parameters.as_parameters();
         let used: Result<Option<(String, bool)>, Error> =
             tx.query_opt_as(&statements::use_claim(), &params).await;
         let place = self.place(router, tx.shard());
@@ -364,6 +367,28 @@ impl<'a> ClaimRequest<'a> {
         };
         place.checked(recorded)?;
         Ok(used)
+    }
+}
+
+/// The parameters of [`statements::use_claim`].
+pub(super) struct UseParameters<'a> {
+    name: &'a str,
+    definition: String,
+    hash: &'a [u8],
+    key: &'a str,
+    claim: Claim,
+}
+
+impl UseParameters<'_> {
+    pub(super) fn as_parameters(&self) -> [&(dyn ToSql + Sync); 6] {
+        [
+            &self.name,
+            &self.definition,
+            &self.hash,
+            &self.claim.claim,
+            &self.key,
+            &self.claim.made_us,
+        ]
     }
 }
 

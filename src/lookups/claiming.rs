@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use super::answer::problem;
-use super::claimer::{Claim, ClaimRequest, WAIT_MAX};
+use super::claimer::{Claim, ClaimRequest, UseParameters, WAIT_MAX};
+use super::statements;
 use crate::router::{Error, LookupProblem, Router, Shard, SqlText, Transaction};
 use crate::shard::Key;
 use crate::values::{Values, key_text};
@@ -102,7 +104,8 @@ impl Claiming<'_> {
         self
     }
 
-    /// Claims the values, and runs a statement on the key's shard; see [`Shard::execute`].
+    /// Claims the values, and runs a statement on the key's shard; see [`Shard::execute`]. An INSERT
+    /// uses the claims in its own statement, which saves three round trips of four.
     ///
     /// # Errors
     /// As [`Claiming::transaction`].
@@ -115,8 +118,27 @@ impl Claiming<'_> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
         let sql = &sql.into().to_sql();
-        self.transaction(async |tx: Transaction| tx.execute(sql, params).await)
-            .await
+        let in_a_transaction = async |tx: Transaction| tx.execute(sql, params).await;
+        let Some(whole) = statements::insert_with_uses(sql.text(), params.len(), self.wanted.len())
+        else {
+            return self.transaction(in_a_transaction).await;
+        };
+        let began = Instant::now();
+        let claims = self.claim(began + WAIT_MAX).await;
+        let claims = claims.map_err(Error::before_the_call)?;
+        let uses = self.wanted.iter().zip(&claims);
+        let uses: Vec<_> = uses
+            .map(|(wanted, claim)| wanted.use_parameters(&self.key, *claim))
+            .collect();
+        let mut all = params.to_vec();
+        all.extend(uses.iter().flat_map(UseParameters::as_parameters));
+        match self.shard.execute(whole, &all).await {
+            Err(error) if needs_a_transaction(&error) => {
+                let left = WAIT_MAX.saturating_sub(began.elapsed());
+                self.run(Some(claims), left, in_a_transaction).await
+            }
+            result => result,
+        }
     }
 
     /// Claims the values, and runs a closure within a transaction on the key's shard; see
@@ -133,23 +155,43 @@ impl Claiming<'_> {
     /// # Cancel safety
     /// Rolled back when the future is dropped before COMMIT was sent. A claim without a row is no
     /// obstacle: the next call takes the value after two seconds at most.
-    pub async fn transaction<T, E, F, Fut>(self, mut work: F) -> Result<T, E>
+    pub async fn transaction<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
         F: FnMut(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        let mut left = WAIT_MAX;
+        self.run(None, WAIT_MAX, work).await
+    }
+
+    /// Runs the transaction with these claims, or with new ones. Claiming may take as long as is
+    /// left.
+    async fn run<T, E, F, Fut>(
+        &self,
+        mut claims: Option<Vec<Claim>>,
+        mut left: Duration,
+        mut work: F,
+    ) -> Result<T, E>
+    where
+        F: FnMut(Transaction) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
         for _ in 0..2 {
-            let began = Instant::now();
-            let claims = self.claim(began + left).await;
-            let claims = claims.map_err(Error::before_the_call)?;
-            left = left.saturating_sub(began.elapsed());
+            let claims = match claims.take() {
+                Some(claims) => claims,
+                None => {
+                    let began = Instant::now();
+                    let claims = self.claim(began + left).await;
+                    left = left.saturating_sub(began.elapsed());
+                    claims.map_err(Error::before_the_call)?
+                }
+            };
             let ran = self
                 .shard
                 .transaction(|tx: Transaction| {
                     let run = work(tx.clone());
-                    let (this, claims) = (&self, &claims);
+                    let (this, claims) = (self, &claims);
                     async move {
                         this.use_in(&tx, claims).await?;
                         run.await.map_err(NotCommitted::Work)
@@ -188,6 +230,21 @@ impl Claiming<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether an INSERT that was to use its claims failed because of them, or cannot follow WITH
+/// (a rule rewrites it): a transaction uses them before it, claims again if one is spent, and has the
+/// reason if not.
+fn needs_a_transaction(error: &Error) -> bool {
+    error.as_db_error().is_some_and(|failed| {
+        failed.table() == Some(statements::CLAIM_TABLE)
+            || [
+                SqlState::UNDEFINED_TABLE,
+                SqlState::T_R_SERIALIZATION_FAILURE,
+                SqlState::FEATURE_NOT_SUPPORTED,
+            ]
+            .contains(failed.code())
+    })
 }
 
 /// How a transaction ended that was not committed.

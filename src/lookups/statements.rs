@@ -11,9 +11,20 @@ const DURABLY: &str = "pg_catalog.set_config('synchronous_commit', CASE WHEN \
     pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
     ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL";
 
-/// What the shard knows of the look-up: `$1` is its name, `$2` the definition.
-const KNOWN: &str = "known AS (SELECT l.name, l.kinds, l.definition, l.definition = $2::text AS \
-    same FROM {shard}.pgshard_lookup l WHERE l.name = $1::text)";
+/// The table of claims, which the server's errors about it name.
+pub(super) const CLAIM_TABLE: &str = "pgshard_claim";
+
+/// The parameters of a claim's use: see [`use_claim`].
+const USE_PARAMETERS: usize = 6;
+
+/// What the shard knows of the look-up: parameter `first` is its name, the next the definition.
+fn known(name: &str, first: usize) -> String {
+    format!(
+        "{name} AS (SELECT l.name, l.kinds, l.definition, l.definition = ${definition}::text AS same \
+            FROM {{shard}}.pgshard_lookup l WHERE l.name = ${first}::text)",
+        definition = first + 1,
+    )
+}
 
 /// What a claimer gets: the entry as it is now, and whether it is its own.
 const ENTRY: &str = "SELECT k.definition, k.kinds, e.key, e.claim, e.claimed_us, e.age_ms, e.won \
@@ -33,8 +44,9 @@ const RETURNING: &str = "RETURNING key, claim, \
 /// Inserts the entry of hash `$3` for key `$4` with a new claim, if the values are of the types
 /// `$5`; or finds the one that is there.
 pub(super) fn claim() -> String {
+    let known = known("known", 1);
     format!(
-        "WITH {KNOWN}, changed AS (INSERT INTO {{shard}}.pgshard_entry (lookup, hash, key, claim, \
+        "WITH {known}, changed AS (INSERT INTO {{shard}}.pgshard_entry (lookup, hash, key, claim, \
             claimed_at) SELECT k.name, $3::bytea, $4::text, pg_catalog.gen_random_uuid(), \
             pg_catalog.clock_timestamp() FROM known k WHERE k.same AND k.kinds = $5::text[] AND \
             {DURABLY} ON CONFLICT DO NOTHING {RETURNING}) {ENTRY}"
@@ -43,8 +55,9 @@ pub(super) fn claim() -> String {
 
 /// Gives the entry to key `$4` with a new claim, if it still has the claim `$6`.
 pub(super) fn take() -> String {
+    let known = known("known", 1);
     format!(
-        "WITH {KNOWN}, changed AS (UPDATE {{shard}}.pgshard_entry SET key = $4::text, claim = \
+        "WITH {known}, changed AS (UPDATE {{shard}}.pgshard_entry SET key = $4::text, claim = \
             pg_catalog.gen_random_uuid(), claimed_at = pg_catalog.clock_timestamp() FROM known k \
             WHERE lookup = k.name AND hash = $3::bytea AND claim = $6::uuid AND k.same AND \
             k.kinds = \
@@ -89,20 +102,77 @@ pub(super) const VOID: &str = "INSERT INTO {shard}.pgshard_claim (lookup, hash, 
     outcome, xact, at) VALUES ($1::text, $2::bytea, $3::uuid, $4::text, 'void', \
     pg_catalog.pg_current_xact_id(), pg_catalog.clock_timestamp()) ON CONFLICT DO NOTHING";
 
-/// Uses the claim `$4` of hash `$3` for key `$5`, unless it is spent or was made (`$6`, in
-/// microseconds since 1970) more than 15 minutes ago.
+/// Uses a claim, unless it is spent or was made more than 15 minutes ago. Returns the shard's
+/// definition, and whether the claim is used now. The parameters: name and definition of the
+/// look-up, hash, claim, key, and when the claim was made, in microseconds since 1970.
 pub(super) fn use_claim() -> String {
+    let (known, is_young) = (known("known", 1), is_young(6));
     format!(
-        "WITH {KNOWN}, used AS (INSERT INTO {{shard}}.pgshard_claim (lookup, hash, claim, key, \
-            outcome, xact, at) SELECT k.name, $3::bytea, $4::uuid, $5::text, 'used', \
-            pg_catalog.pg_current_xact_id(), pg_catalog.clock_timestamp() FROM known k WHERE \
-            k.same AND \
-            $6::bigint > EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - interval '15 \
-            minutes') * \
-            1000000 ON CONFLICT DO NOTHING RETURNING true AS used) SELECT k.definition, EXISTS \
-            (SELECT \
-            FROM used) FROM known k"
+        "WITH {known}, used AS (INSERT INTO {{shard}}.pgshard_claim \
+            (lookup, hash, claim, key, outcome, xact, at) \
+        SELECT k.name, $3::bytea, $4::uuid, $5::text, 'used', pg_catalog.pg_current_xact_id(), \
+            pg_catalog.clock_timestamp() \
+        FROM known k WHERE k.same AND {is_young} ON CONFLICT DO NOTHING RETURNING true) \
+        SELECT k.definition, EXISTS (SELECT FROM used) FROM known k"
     )
+}
+
+/// Whether a claim is at most 15 minutes old: the parameter is when it was made.
+fn is_young(made: usize) -> String {
+    format!(
+        "${made}::bigint > 1000000 * EXTRACT(EPOCH FROM \
+            pg_catalog.clock_timestamp() - interval '15 minutes')"
+    )
+}
+
+/// An INSERT with `params` parameters that uses `claims` claims in the same statement. Each claim has
+/// the parameters of [`use_claim`], behind the statement's own.
+///
+/// The statement fails as a whole if a claim cannot be used: with a duplicate key in
+/// `pgshard_claim` if it is spent, with a NULL there if it is too old, or if the shard has another
+/// definition of the look-up or none.
+///
+/// `None` for a statement that is no INSERT, or that names a parameter beyond its own.
+pub(super) fn insert_with_uses(statement: &str, params: usize, claims: usize) -> Option<String> {
+    let insert = statement.trim_start();
+    let first_word = insert.split(char::is_whitespace).next()?;
+    if !first_word.eq_ignore_ascii_case("insert") || last_parameter(insert) > params {
+        return None;
+    }
+    let uses = (0..claims).map(|claim| {
+        let (first, name) = (
+            1 + params + claim * USE_PARAMETERS,
+            format!("pgshard_known_{claim}"),
+        );
+        format!(
+            "{known}, pgshard_used_{claim} AS (INSERT INTO {{shard}}.pgshard_claim \
+                (lookup, hash, claim, key, outcome, xact, at) \
+            VALUES ((SELECT k.name FROM {name} k WHERE k.same AND {is_young}), ${hash}::bytea, \
+                ${id}::uuid, ${key}::text, 'used', pg_catalog.pg_current_xact_id(), \
+                pg_catalog.clock_timestamp()))",
+            known = known(&name, first),
+            is_young = is_young(first + 5),
+            hash = first + 2,
+            id = first + 3,
+            key = first + 4,
+        )
+    });
+    let uses = uses.collect::<Vec<_>>().join(", ");
+    Some(format!("WITH {uses} {insert}"))
+}
+
+/// The highest number after a `$`, wherever it stands: in a string, too.
+fn last_parameter(statement: &str) -> usize {
+    let numbers = statement.split('$').skip(1).map(|after| {
+        let end = after
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(after.len());
+        match &after[..end] {
+            "" => 0,
+            number => number.parse().unwrap_or(usize::MAX),
+        }
+    });
+    numbers.max().unwrap_or(0)
 }
 
 /// The entry of hash `$3`, and what the shard knows of the look-up.
@@ -172,3 +242,34 @@ pub(super) const SWEEP: &str = "WITH page AS MATERIALIZED (SELECT c.hash, c.clai
     pg_catalog.clock_timestamp() - interval '24 hours' RETURNING true) SELECT (SELECT count(*) \
     FROM deleted), l.hash, l.claim FROM (SELECT) AS one LEFT JOIN (SELECT hash, claim FROM page \
     ORDER BY hash DESC, claim DESC LIMIT 1) l ON true";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_used_in_an_insert_that_has_only_its_own_parameters() {
+        let insert = "  insert INTO {shard}.users VALUES ($1, $2)";
+        let whole = insert_with_uses(insert, 2, 2).unwrap();
+        assert!(
+            whole.ends_with(") insert INTO {shard}.users VALUES ($1, $2)"),
+            "{whole}"
+        );
+        assert!(
+            whole.contains("$3::text") && whole.contains("$14::bigint"),
+            "{whole}"
+        );
+        assert_eq!(last_parameter(&whole), 14);
+        for other in [
+            "INSERT INTO {shard}.users VALUES ($1, $3)",
+            "INSERT INTO {shard}.users VALUES ('$99999999999999999999')",
+            "WITH a AS (SELECT 1) INSERT INTO {shard}.users SELECT 1",
+            "/* x */ INSERT INTO {shard}.users SELECT 1",
+            "INSERT/**/INTO {shard}.users SELECT 1",
+            "UPDATE {shard}.users SET id = 1",
+            "",
+        ] {
+            assert_eq!(insert_with_uses(other, 2, 1), None, "{other}");
+        }
+    }
+}

@@ -179,7 +179,7 @@ impl Sql {
     }
 
     /// As it was given.
-    pub(super) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.parsed.text
     }
 

@@ -7,6 +7,7 @@ mod interrupted;
 mod moves;
 mod refusals;
 mod rounds;
+mod statements;
 
 use pgshard::Router;
 use pgshard::config::Config;
