@@ -320,7 +320,8 @@ class ShardedQuerySet(models.QuerySet):
         """This query set; if it is on no shard yet, on the one that these lookups name. What a new
         row would have besides says nothing about where to look."""
         made = self._chain()
-        made._narrow([(name, value) for name, value in pairs if not callable(value)], write=True)
+        given = [pair for pair in pairs if pair[1] is not None and not callable(pair[1])]
+        made._narrow(given, write=True)
         return made
 
     def _of_row(self, values: dict[str, Any]) -> str | None:
@@ -678,6 +679,9 @@ def _named(model: Any, pairs: list[tuple[str, Any]]) -> _Named:
         if condition is None:
             continue
         key, is_list = condition
+        if value is None and not is_list and not (key is not None and key.null):
+            nowhere = True  # No row is without a key or an ID.
+            continue
         try:
             where = _common_place(key, value) if is_list else _place_of_rows(key, value)
         except WrongId:

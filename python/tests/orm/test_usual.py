@@ -13,15 +13,18 @@ U, V = 3, 12  # Users on shards of the two hosts.
 def test_an_empty_query_needs_no_shard(m, p):
     from django import forms
     from django.core.paginator import Paginator
-    from django.db.models import Sum
+    from django.db.models import Q, Sum
 
-    m.Photo.objects.create(user_id=U, title="x")
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    assert m.Photo.objects.get(Q(user_id=None) | Q(user_id=U)) == photo
     for empty in (
         m.Photo.objects.none(),
         m.Photo.objects.all().none().order_by("title"),
         m.Photo.objects.filter(pk__in=[]),
         m.Photo.objects.filter(user_id__in=set(), title="x"),
         m.Photo.objects.filter(pk__in=[None, 2**70]),
+        m.Photo.objects.filter(user_id=None),  # As of an anonymous user.
+        m.Photo.objects.filter(Q(user_id=None) | Q(pk=None), title="x"),
     ):
         assert list(empty) == list(empty.iterator()) == list(empty.values_list("pk")) == []
         assert (empty.count(), empty.exists(), empty.first()) == (0, False, None)
@@ -33,6 +36,9 @@ def test_an_empty_query_needs_no_shard(m, p):
     for refused in (m.Photo.objects.none().create, m.Photo.objects.none().get_or_create):
         with pytest.raises(p.NoShard):
             refused(title="y")
+    for refused in (m.Photo.objects.get_or_create, m.Photo.objects.update_or_create):
+        with pytest.raises(p.NoShard):
+            refused(user_id=None, title="y")
 
     class Choice(forms.Form):
         photo = forms.ModelChoiceField(m.Photo.objects.none(), required=False)
