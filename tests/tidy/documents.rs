@@ -104,6 +104,22 @@ fn cells_of_tables_are_phrases() {
     none_of(mistakes, "a cell of a table has 25 words at most");
 }
 
+/// How many words the README, and all pages with it, may have, as `wc -w` counts them.
+const README_WORDS: usize = 850;
+const PAGES_WORDS: usize = 51_000;
+
+#[test]
+fn the_documents_stay_short() {
+    let readme = source("README.md").split_whitespace().count();
+    let pages = files(&[".md"]).into_iter();
+    let pages = pages.filter(|file| file.path.starts_with("docs/"));
+    let pages = pages.map(|file| file.text.split_whitespace().count());
+    let all = readme + pages.sum::<usize>();
+    assert!(readme <= README_WORDS, "README.md has {readme} words");
+    assert!(all > 40_000, "the pages are found");
+    assert!(all <= PAGES_WORDS, "README.md and docs/ have {all} words");
+}
+
 #[test]
 fn anchors_are_made_from_headings() {
     let text = "# One: `two`, three\n```sh\n# no heading\n```\n## Again\n## Again\n#no heading\n";
