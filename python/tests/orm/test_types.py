@@ -1,5 +1,7 @@
 """What type checkers report for projects that use the package: the example, and a small one."""
 
+import ast
+import inspect
 import json
 import os
 import subprocess
@@ -57,6 +59,37 @@ def pyright(world, folder, *files, **rules):
         for one in said["generalDiagnostics"]
         if one["severity"] == "error"
     ]
+
+
+def described(node):
+    """The parameters of a function in a stub."""
+    given = node.args
+    stars = [one for one in (given.vararg, given.kwarg) if one is not None]
+    names = [one.arg for one in (*given.args, *given.kwonlyargs, *stars)]
+    return (
+        names[1:]
+        if any(ast.unparse(one) == "classmethod" for one in node.decorator_list)
+        else names
+    )
+
+
+def test_the_stub_describes_what_exists(world):
+    import pgshard.django
+
+    stub = ast.parse((PYTHON / "pgshard" / "django" / "typed.pyi").read_text())
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    wanted = [(pgshard.django, node) for node in stub.body if isinstance(node, functions)]
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef):
+            model = getattr(pgshard.django, node.name)
+            wanted += [(model, one) for one in node.body if isinstance(one, functions)]
+    assert len(wanted) > 40
+    for owner, node in wanted:
+        there = inspect.signature(getattr(owner, node.name)).parameters
+        if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in there.values()):
+            assert sorted(described(node)) == sorted(there), node.name
+    exported = {node.name for node in stub.body if hasattr(node, "name")}
+    assert exported <= set(pgshard.django.__all__)
 
 
 def test_mypy_accepts_the_example(world):
