@@ -20,7 +20,7 @@ def photos(m):
     ]
 
 
-def test_numbers_in_both_directions(m, photos):
+def test_numbers_are_merged_in_both_directions(m, photos):
     def likes(rows, limit=3):
         return [photo.likes for photo in rows.across_shards().list(limit=limit)]
 
@@ -34,7 +34,7 @@ def test_numbers_in_both_directions(m, photos):
     assert [(photo.likes, photo.title) for photo in found] == [(5, "p0"), (5, "p5")]
 
 
-def test_values_and_references(m, photos):
+def test_values_and_references_are_merged(m, photos):
     by = m.Photo.objects.order_by("-likes")
     assert by.values("title", "likes").across_shards().list(limit=1) == [
         {"title": "p5", "likes": 5}
@@ -149,7 +149,7 @@ def test_a_partial_result_can_be_pickled_and_copied():
         assert str(other.gathered.errors[1]) == "x"
 
 
-def test_one_row_of_all_shards(m, photos):
+def test_one_row_of_all_shards_is_found(m, photos):
     across = m.Photo.objects.across_shards()
     assert across.first() == photos[0]  # The lowest ID.
     assert m.Photo.objects.order_by("likes").across_shards().first() == photos[1]
@@ -166,7 +166,7 @@ async def _one(m):
     return await across.afirst(), await across.aget(title="p4")
 
 
-def test_one_row_of_all_shards_asynchronously(m, photos):
+def test_one_row_of_all_shards_is_found_asynchronously(m, photos):
     from asgiref.sync import async_to_sync
 
     assert async_to_sync(_one)(m) == (photos[0], photos[2])

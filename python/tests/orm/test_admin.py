@@ -116,7 +116,7 @@ def test_a_list_shows_what_its_rows_refer_to_in_other_databases(m, client):
     category.delete()
 
 
-def test_a_key_that_is_a_reference(m, client):
+def test_a_key_that_is_a_reference_names_the_shard_of_a_page(m, client):
     from django.contrib.auth.models import User
 
     user, _ = User.objects.get_or_create(username="writer")

@@ -92,7 +92,7 @@ async def eventually(condition):
     assert condition()
 
 
-def test_many_requests_at_a_time(m, in_use):
+def test_many_requests_at_a_time_give_their_connections_back(m, in_use):
     photos = [m.Photo.objects.create(user_id=user, title=f"photo {user}") for user in range(16)]
     m.Photo.objects.bulk_create([m.Photo(user_id=U, title=f"{n:03d}") for n in range(100)])
     from pgshard.django import release

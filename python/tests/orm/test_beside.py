@@ -56,7 +56,7 @@ def api(m):
     return call
 
 
-def test_rest_framework_by_key_and_by_id(m, api):
+def test_rest_framework_finds_rows_by_key_and_by_id(m, api):
     status, made = api("POST", "create", {"user_id": U, "title": "Prague"})
     assert (status, made["title"]) == (201, "Prague")
     photo = m.Photo.objects.get(pk=int(made["id"]))
@@ -132,7 +132,7 @@ def test_rest_framework_gives_ids_as_texts_and_takes_them(m):
         field.run_validation(str(16 << 10))
 
 
-def test_a_path_with_an_id(m):
+def test_a_path_takes_the_ids_of_this_cluster_only(m):
     from django.http import JsonResponse
     from django.test import RequestFactory, override_settings
     from django.urls import Resolver404, path, resolve, reverse
@@ -292,7 +292,7 @@ def test_the_debug_toolbars_panel_sees_shards(m, p):
 # content types
 
 
-def test_a_generic_foreign_key_of_a_sharded_model(m, p):
+def test_a_generic_foreign_key_of_a_sharded_model_leads_to_its_row(m, p):
     from django.contrib.contenttypes.fields import GenericForeignKey
     from django.contrib.contenttypes.models import ContentType
     from django.core import checks

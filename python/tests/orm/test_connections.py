@@ -272,7 +272,7 @@ def test_a_request_gives_back_what_it_held(m, pools):
     assert in_use(pools) == {}
 
 
-def test_async_calls_and_views(m, pools):
+def test_async_calls_and_views_give_their_connections_back(m, pools):
     import asyncio
 
     from asgiref.sync import sync_to_async
@@ -329,7 +329,7 @@ Photo.objects.filter(user_id=3).iterator(chunk_size=1).__next__()
 """
 
 
-def test_forks_with_connections_in_use_and_the_end_of_the_interpreter(world):
+def test_forks_keep_their_hands_off_connections_in_use(world):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -377,7 +377,7 @@ def test_behind_a_pooler_no_cursor_stays_on_the_server(world, m, pools, monkeypa
     rows.close()
 
 
-def test_celery_with_processes_of_its_own(world, m, tmp_path):
+def test_celery_runs_tasks_in_processes_of_its_own(world, m, tmp_path):
     """Tasks run in processes that are forked from one with open connections. Each task gives back
     what it took, also one that fails."""
     env = {

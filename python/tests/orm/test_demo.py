@@ -29,7 +29,7 @@ def test_the_demonstration_ends_well():
     assert (calls > 0, failed) == (True, 0)
 
 
-def test_the_examples_own_tests(tmp_path):
+def test_the_examples_own_tests_pass(tmp_path):
     world = World(shards=4)
     try:
         env = {

@@ -71,7 +71,7 @@ class Shell:
 
 
 @once
-def test_from_an_empty_folder_to_a_move(tmp_path):
+def test_the_guide_leads_from_an_empty_folder_to_a_move(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", section("From an empty folder"), re.DOTALL)
     assert len(blocks) == 6
     shell = Shell(tmp_path)
@@ -138,7 +138,7 @@ def typed(text):
 
 
 @once
-def test_from_one_database(tmp_path):
+def test_the_recipe_leads_from_one_database_to_shards(tmp_path):
     before, one, *steps = re.split(
         r"\n### \d\. .*\n", section("From a project with one database", RECIPES)
     )

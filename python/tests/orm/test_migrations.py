@@ -339,7 +339,7 @@ def test_a_config_with_mistakes_is_refused_by_the_settings(tmp_path):
         pgshard.django.databases(tmp_path / "none.toml", default={})
 
 
-def test_commands_about_shards(world, db, capsys):
+def test_commands_show_where_shards_and_rows_are(world, db, capsys):
     from photos.models import Photo
 
     photo = Photo.objects.create(user_id=U, title="x")

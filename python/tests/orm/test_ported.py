@@ -361,7 +361,7 @@ def test_a_key_that_was_not_loaded_is_not_needed(forum, m):
     assert (m.Photo.objects.get(pk=photo.pk).title, photo.user_id) == ("y", V)
 
 
-def test_values_by_ids(m):
+def test_values_are_found_by_ids(m):
     photos = [m.Photo.objects.create(user_id=user, title=f"of {user}") for user in (U, V)]
     ids = [photo.pk for photo in photos[::-1]]
     assert m.Photo.objects.values("pk", "title").by_ids(ids) == [

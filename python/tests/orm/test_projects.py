@@ -110,7 +110,7 @@ def site():
         made.close()
 
 
-def test_the_life_of_a_project(site):
+def test_a_project_changes_its_models_over_its_life(site):
     site.models("late", LATE)
     site.models("early", EARLY)
     site.models("only", "")

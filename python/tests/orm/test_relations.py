@@ -137,7 +137,7 @@ def test_a_relation_that_is_not_the_key_names_no_shard(ledger, m, p, users):
     assert account.bills.all().delete()[0] == 3
 
 
-def test_a_key_that_refers_to_another_column_than_the_primary_key(ledger, p):
+def test_a_key_may_refer_to_another_column_than_the_primary_key(ledger, p):
     account = ledger.Account.objects.create(pk=5_000_000 + U, number=V)
     bill = ledger.Bill.objects.create(account=account, text="x")
     assert bill._state.db == "shard-12"

@@ -58,7 +58,7 @@ def test_objects_that_refer_to_each_other(m):
     assert not m.Photo.objects.filter(user_id=U).exists()
 
 
-def test_get_or_create_and_update_or_create_and_their_kin(m):
+def test_get_or_create_and_its_kin_write_to_the_shard(m):
     album, made = m.Album.objects.get_or_create(user_id=V, name="x")
     assert made
     assert m.Album.objects.get_or_create(user_id=V, name="x") == (album, False)
@@ -170,7 +170,7 @@ def test_queries_of_two_shards_are_not_made_one(m, p):
     assert (mine | m.Photo.objects.none()).count() == 1
 
 
-def test_forms_and_their_checks_of_what_is_unique(m):
+def test_forms_check_what_is_unique_on_the_shard(m):
     from django.core.exceptions import ValidationError
     from django.forms import modelform_factory
 
@@ -241,7 +241,7 @@ def test_what_is_not_sharded_stays_where_it_is(m, p):
     category.delete()
 
 
-def test_many_shards_at_once(m, p):
+def test_many_shards_are_asked_at_once(m, p):
     photos = [m.Photo.objects.create(user_id=user, title=f"{user:02d}") for user in range(40)]
     ids = [photo.pk for photo in reversed(photos)]
     assert [photo.pk for photo in m.Photo.objects.by_ids([*ids, 2**62])] == ids
@@ -264,7 +264,7 @@ def together(monkeypatch):
     return given
 
 
-def test_rows_of_many_shards_by_one_statement_a_host(m, together):
+def test_rows_of_many_shards_are_found_by_one_statement_a_host(m, together):
     from django.db.models.functions import Upper
 
     albums = [m.Album.objects.create(user_id=user, name=f"album {user}") for user in range(16)]
@@ -371,7 +371,7 @@ def test_within_a_transaction_its_own_writes_are_seen_by_many_shards(m, p):
         assert m.Photo.objects.across_shards().count() == 2
 
 
-def test_one_shard_for_a_block(m, p):
+def test_a_block_chooses_one_shard(m, p):
     with p.shard_of(U) as alias:
         assert alias == "shard-3"
         m.Album.objects.create(user_id=U, name="x")
@@ -386,7 +386,7 @@ def test_one_shard_for_a_block(m, p):
         m.Album.objects.count()
 
 
-def test_raw_sql(m):
+def test_raw_sql_gets_the_shards_schema(m):
     from django.db import NotSupportedError, ProgrammingError, connections
 
     with connections["shard-3"].cursor() as cursor:
@@ -419,7 +419,7 @@ def test_management_of_one_shard_is_refused(world: World):
             call_command("dumpdata", *args)
 
 
-def test_fixtures(m, tmp_path):
+def test_fixtures_of_a_shard_are_dumped_and_loaded(m, tmp_path):
     from django.core.management import call_command
 
     album = m.Album.objects.create(user_id=U, name="x")

@@ -29,7 +29,7 @@ APPS = """
 
 
 @pytest.mark.skipif(SOURCE is None, reason="takes minutes: script/test-python --suite")
-def test_djangos_own_tests():
+def test_djangos_own_tests_pass_on_a_shard():
     # Tests of collations need those of ICU, which some servers were built without.
     assert VERSION == "15", "script/test-python --suite runs it on PostgreSQL 15"
     world = World(shards=2)

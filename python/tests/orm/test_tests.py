@@ -50,7 +50,7 @@ def untouched(world, db):
 
 
 @pytest.mark.usefixtures("untouched")
-def test_djangos_runner(world):
+def test_djangos_runner_gives_tests_shards_of_their_own(world):
     said = run(world, "manage.py", "test", "--noinput", "--keepdb")
     assert "Ran 11 tests" in said
     assert databases(world) == ["test_app_shards", "test_website"]
@@ -60,7 +60,7 @@ def test_djangos_runner(world):
 
 @once
 @pytest.mark.usefixtures("untouched")
-def test_djangos_runner_with_several_processes(world):
+def test_djangos_runner_runs_tests_in_several_processes(world):
     assert "Ran 11 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
 
 

@@ -207,7 +207,7 @@ def test_a_form_that_would_move_a_row_has_an_error(m, p):
         photo.save()
 
 
-def test_a_generic_reference_to_a_row_of_a_shard(m):
+def test_a_generic_reference_leads_to_a_row_of_a_shard(m):
     from django.contrib.contenttypes.models import ContentType
     from django.contrib.contenttypes.prefetch import GenericPrefetch
     from django.db import connections
