@@ -54,7 +54,7 @@ pub enum EditError {
     #[error("[hosts] is written in a way that cannot be edited here: change it by hand")]
     Form,
     /// The file changed under us again and again.
-    #[error("{} is being changed by somebody else", path.display())]
+    #[error("{} is being changed by another program", path.display())]
     Unsteady {
         /// The file.
         path: std::path::PathBuf,

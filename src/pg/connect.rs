@@ -346,6 +346,10 @@ impl ConnectOptions {
             config.password(password);
         }
         let limit = self.answer_limit();
+        let (silence, address) = (self.silence.as_ref(), self.address(index));
+        let given = silence.map_or(limit, |silence| {
+            silence.limit(&address, limit, std::time::Instant::now())
+        });
         let refused = |source| ConnectError::Refused { to: to(), source };
         let statements = match search_path {
             SearchPath::Closed => Statements::Ours,
@@ -401,9 +405,25 @@ impl ConnectOptions {
             };
             Ok(connection)
         };
-        match tokio::time::timeout(limit, opened).await {
-            Ok(outcome) => outcome,
+        match tokio::time::timeout(given, opened).await {
+            Ok(outcome) => {
+                if let Some(silence) = silence {
+                    match &outcome {
+                        // No packet came back, within a limit that is a part of the whole.
+                        Err(ConnectError::Unreachable { source, .. })
+                            if source.kind() == std::io::ErrorKind::TimedOut =>
+                        {
+                            silence.note(&address, given, limit, std::time::Instant::now());
+                        }
+                        _ => silence.clear(&address),
+                    }
+                }
+                outcome
+            }
             Err(_) => {
+                if let Some(silence) = silence {
+                    silence.note(&address, given, limit, std::time::Instant::now());
+                }
                 let (to, timeout_ms) = (to(), limit.as_millis());
                 let heard_from = heard_from.lock().unwrap_or_else(PoisonError::into_inner);
                 Err(if heard_from.has_heard() {

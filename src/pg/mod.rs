@@ -39,6 +39,7 @@ mod require_auth;
 mod service;
 #[cfg(feature = "ops")]
 mod sessions;
+mod silence;
 pub(crate) mod simulated;
 mod socket;
 pub mod state;

@@ -378,7 +378,7 @@ impl Replication {
                 b'Z' if authenticated => return Ok(()),
                 b'Z' => {
                     return Err(unsupported(
-                        "the server is ready before it has authenticated anybody",
+                        "the server is ready before it has authenticated the client",
                     ));
                 }
                 b'R' if message.body.len() >= 4 => {}

@@ -333,8 +333,8 @@ impl<'r> Recovery<'r> {
                 Ok(done)
             }
             Err(LookUpError::Statement(error)) if error.as_db_error().is_some() => {
-                tracing::debug!(shard = %self.shard, host = %host.name, ?mend, %error, "somebody \
-                    else is at it");
+                tracing::debug!(shard = %self.shard, host = %host.name, ?mend, %error, "another \
+                    client is at it");
                 Ok(false)
             }
             Err(error) => Err(Error::LookUp {

@@ -27,11 +27,11 @@ const DAMAGES: [(&str, &str); 11] = [
     ),
     (
         "GRANT EXECUTE ON FUNCTION pgshard.finish_open TO PUBLIC",
-        "anybody may call its function finish_open, which is for the roles of routers only",
+        "every role may call its function finish_open, which is for the roles of routers only",
     ),
     (
         "GRANT EXECUTE ON FUNCTION pgshard.decide TO PUBLIC",
-        "anybody may call its function decide, which is for its owner only",
+        "every role may call its function decide, which is for its owner only",
     ),
     ("GRANT SELECT ON pgshard.shard TO PUBLIC", "its table shard is open to everybody"),
     ("GRANT USAGE ON SCHEMA pgshard TO PUBLIC", "everybody may use the schema"),

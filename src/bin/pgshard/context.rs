@@ -32,12 +32,18 @@ use crate::trust;
 pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
     let path = Config::find(flag);
     trust::found(&path, flag)?;
-    Config::load(path).map_err(|error| match error {
+    let mut config = Config::load(path).map_err(|error| match error {
         ConfigError::Invalid { diagnostics, .. } => {
             Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
         }
         error => Failure::usage(error),
-    })
+    })?;
+    // A command asks a host several times, one after the other: whether it is the right server,
+    // what it has, what it knows of moves.
+    for host in config.hosts.values_mut() {
+        host.connect = host.connect.clone().briefly_after_silence();
+    }
+    Ok(config)
 }
 
 /// Reads the URL of a host from the command line, where passwords are not allowed.

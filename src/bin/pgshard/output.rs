@@ -601,12 +601,7 @@ impl Remaining {
         if left.is_zero() {
             format!(" · {rate}")
         } else {
-            // It is an estimate: hundredths of a second would promise too much.
-            let left = match left.as_secs() {
-                whole @ 0..60 => format!("{whole} s"),
-                _ => seconds(left),
-            };
-            format!(" · {rate} · {left} left")
+            format!(" · {rate} · {} left", whole_seconds(left))
         }
     }
 }
@@ -758,6 +753,14 @@ pub(crate) fn seconds(duration: Duration) -> String {
         0..10 => format!("{:.2} s", duration.as_secs_f64()),
         10..60 => format!("{:.1} s", duration.as_secs_f64()),
         _ => format!("{} min {} s", whole / 60, whole % 60),
+    }
+}
+
+/// An estimated duration: hundredths of a second would promise too much.
+pub(crate) fn whole_seconds(duration: Duration) -> String {
+    match duration.as_secs() {
+        whole @ 0..60 => format!("{whole} s"),
+        _ => seconds(duration),
     }
 }
 

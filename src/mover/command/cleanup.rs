@@ -332,8 +332,7 @@ async fn may_be_dropped(
                 return Ok(());
             }
             RecordComparison::Other => {
-                "is not what was copied: somebody altered it since, or while it was fenced"
-                    .to_owned()
+                "is not what was copied: it was altered since, or while it was fenced".to_owned()
             }
             RecordComparison::Unknown => format!("may not be what was copied: {OTHER_VERSION}"),
         };

@@ -266,6 +266,7 @@ async fn at_source(
     let name = slot::name_of(id, first.entry.rollback_of, &first.entry.target);
     let waits = shards
         .iter()
+        .filter(|shard| !shard.entry.lease_left.is_zero())
         .any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
     let stream = stream(&session, name, waits).await?;
     Ok((shards, Some(stream)))
@@ -348,7 +349,7 @@ async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamPro
     };
     if waits && !is_there {
         stream.wal_status = None;
-        stream.blockers.push(slot::blockers(source).await?);
+        stream.blockers = slot::blocking_transactions(source).await?;
     }
     Ok(stream)
 }

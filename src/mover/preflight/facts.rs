@@ -720,7 +720,7 @@ pub(crate) async fn of_shard(
             .as_ref()
             .is_some_and(|row| row.state == "serving")
         {
-            let remedy = "run `pgshard check`: somebody dropped or renamed it";
+            let remedy = "it was dropped or renamed: `pgshard check` reports what can be done";
             facts.at_source.push(Refusal::new(
                 format!("schema {schema}"),
                 "does not exist",

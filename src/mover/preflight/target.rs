@@ -229,7 +229,7 @@ pub(in crate::mover) async fn strangers_objects(
                 used_by,
                 ..
             } = wanted;
-            let whose = here.map_or_else(|| "nobody".to_owned(), |here| here.name.clone());
+            let whose = here.map_or_else(|| "no role".to_owned(), |here| here.name.clone());
             let reason = format!(
                 "uses {kind} {name}, which belongs to {owner} at the target and to {whose} at {}: \
                     it would run as whoever writes",

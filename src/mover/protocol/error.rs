@@ -161,7 +161,7 @@ pub enum Error {
     /// A table is locked all the time, so that its replica identity can be neither lent nor taken
     /// back. The shard is served.
     #[error(
-        "shard {shard}: the replica identity of table {table} cannot be altered, because somebody \
+        "shard {shard}: the replica identity of table {table} cannot be altered, because a session \
             on host {host} has the table locked{}",
         by(blockers)
     )]
@@ -760,7 +760,7 @@ fn told_first(rival: Option<&Rival>) -> String {
             id,
             worker: Some(worker),
         }) => format!(": {id}, on which {worker} works"),
-        Some(Rival { id, worker: None }) => format!(": {id}, on which nobody works"),
+        Some(Rival { id, worker: None }) => format!(": {id}, on which no command works"),
     }
 }
 

@@ -221,7 +221,7 @@ async fn in_the_way(target: &Session, table: &str) -> Result<String, Error> {
     );
     let row = target.row(what, &sql, &[]).await?;
     let who: Option<String> = row.get(0)?;
-    let who = who.unwrap_or_else(|| "somebody who is gone by now".to_owned());
+    let who = who.unwrap_or_else(|| "a session that has ended by now".to_owned());
     Ok(format!(
         "{table} on host {} is locked by {who}",
         target.host

@@ -106,6 +106,8 @@ impl<'a> Run<'a> {
         near: u64,
         confirmation: Confirmation,
     ) -> Run<'a> {
+        let server = transport.server_states();
+        state.view.send_modify(|view| view.server = Some(server));
         Run {
             state,
             applier,
@@ -609,6 +611,7 @@ impl<'a> Run<'a> {
                 None => view.lag.seconds,
             };
             view.lag = Lag { bytes, seconds };
+            view.reported_at = Some(Instant::now());
         });
     }
 

@@ -254,7 +254,7 @@ pub(crate) async fn gap<C: GenericClient + Sync>(
         false => "",
     };
     Ok(gap.map(|gap| {
-        format!("the publication {name} {gap}, since somebody else has altered it{next}")
+        format!("the publication {name} {gap}, since another program has altered it{next}")
     }))
 }
 
@@ -425,9 +425,19 @@ pub(crate) async fn wait_for_writers(
     Ok(())
 }
 
+/// What the creation of a slot waits for, in words.
+async fn blockers(source: &Session) -> Result<String, Error> {
+    let names = blocking_transactions(source).await?;
+    Ok(if names.is_empty() {
+        "transactions that have ended meanwhile".to_owned()
+    } else {
+        names.join("; ")
+    })
+}
+
 /// The transactions that the creation of a slot waits for: the oldest ones of the whole server that
 /// have written.
-pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
+pub(crate) async fn blocking_transactions(source: &Session) -> Result<Vec<String>, Error> {
     // By their locks, which every role sees: of another role's transactions a role without
     // pg_monitor sees neither number nor age. A transaction has a lock for each subtransaction.
     let sql = format!(
@@ -449,15 +459,7 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
     let rows = source
         .rows("looking for who holds the slot up", &sql, &[])
         .await?;
-    let names: Vec<String> = rows
-        .iter()
-        .map(|row| row.get(0))
-        .collect::<Result<_, _>>()?;
-    Ok(if names.is_empty() {
-        "transactions that have ended meanwhile".to_owned()
-    } else {
-        names.join("; ")
-    })
+    rows.iter().map(|row| row.get(0)).collect()
 }
 
 /// The state of the slot; `None` if there is none.

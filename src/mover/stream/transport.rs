@@ -156,6 +156,11 @@ impl Transport {
     pub(crate) fn server(&self) -> Server {
         *self.server.borrow()
     }
+
+    /// The server's state as it comes, while what came is not applied yet, too.
+    pub(crate) fn server_states(&self) -> watch::Receiver<Server> {
+        self.server.clone()
+    }
 }
 
 impl Drop for Transport {

@@ -1,11 +1,13 @@
 //! What a follower reports: how far it is, and which shards it has lost.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use tokio::sync::watch;
 
 use crate::mover::preflight::facts::Servers;
 use crate::mover::stream::fault::Fault;
+use crate::mover::stream::transport::Server;
 use crate::shard::ShardId;
 
 /// How far behind the source the target is.
@@ -34,7 +36,12 @@ pub(crate) struct ShardView {
 pub(crate) struct View {
     /// Everything that was committed before this position is durable at the target.
     pub(crate) position: u64,
+    /// The lag at the last report, and when that was. Nothing is reported while the target is
+    /// slow, or waits for a lock.
     pub(crate) lag: Lag,
+    pub(crate) reported_at: Option<Instant>,
+    /// The source's state, which the stream brings at all times.
+    pub(crate) server: Option<watch::Receiver<Server>>,
     /// The watermarks that have come through.
     pub(crate) watermarks: BTreeSet<i64>,
     pub(crate) shards: BTreeMap<ShardId, ShardView>,
@@ -45,6 +52,21 @@ pub(crate) struct View {
     pub(crate) servers: Option<Servers>,
     /// Why nothing is followed any longer.
     pub(crate) ended: Option<String>,
+}
+
+impl View {
+    /// How far behind the target is by now.
+    pub(crate) fn lag_now(&self) -> Lag {
+        let (Some(reported_at), Some(server)) = (self.reported_at, &self.server) else {
+            return self.lag;
+        };
+        let bytes = server.borrow().wal_end.saturating_sub(self.position);
+        let seconds = match bytes {
+            0 => 0.0,
+            _ => self.lag.seconds + reported_at.elapsed().as_secs_f64(),
+        };
+        Lag { bytes, seconds }
+    }
 }
 
 /// Records a shard's fault. The first one stays.

@@ -26,36 +26,16 @@ pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey, epoch: 
         .iter()
         .filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.clock.as_ref()?)))
         .collect();
+    let usual = usual(&clocks);
     for (host, clock) in &clocks {
-        let mut others: Vec<&ClockFacts> = clocks
-            .iter()
-            .filter(|(o, _)| o != host)
-            .map(|(_, clock)| *clock)
-            .collect();
-        others.sort_by_key(|clock| clock.ahead_ms);
-        // The median: with three or more clocks, a single one that is off does not accuse the
-        // others. With two, it is unknown which of them is off.
-        if let Some(usual) = others.get(others.len() / 2).filter(|_| clocks.len() > 2) {
-            let (ahead, within) = (
-                clock.ahead_ms - usual.ahead_ms,
-                clock.within_ms + usual.within_ms,
-            );
-            if ahead.abs() - within > OFF_MS {
-                let side = if ahead > 0 { "ahead of" } else { "behind" };
-                let what = format!(
-                    "its clock is {} s {side} the other hosts' (+- {within} ms)",
-                    seconds(ahead.abs())
-                );
-                let remedy = "have it set by NTP; IDs stay unique meanwhile, but do not sort by \
-                    time across shards";
-                findings.add(Severity::Warning, "clock_off", Some(host), what, remedy);
-            }
+        if let Some(usual) = usual {
+            off(findings, host, clock, usual);
         }
         ids_ahead(findings, host, clock);
         ids_unset(findings, host, clock);
     }
-    if let [first, second] = clocks[..] {
-        of_two(findings, first, second);
+    if usual.is_none() {
+        apart(findings, &clocks);
     }
     let Some(now) = clocks
         .iter()
@@ -80,30 +60,58 @@ pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey, epoch: 
     }
 }
 
-/// Two clocks that differ: which of them is off is not known. The clock of this machine is a third
-/// one, which may be off as well.
-fn of_two(
-    findings: &mut Findings,
-    (one, of_one): (&HostName, &ClockFacts),
-    (other, of_other): (&HostName, &ClockFacts),
-) {
-    let (apart, within) = (
-        of_one.ahead_ms - of_other.ahead_ms,
-        of_one.within_ms + of_other.within_ms,
+/// The clock in the middle: a minority that is off, ahead or behind, does not accuse the others.
+/// `None` if one half differs from the other, as two clocks do: which of them is off is not known.
+fn usual<'a>(clocks: &[(&HostName, &'a ClockFacts)]) -> Option<&'a ClockFacts> {
+    let mut sorted: Vec<&ClockFacts> = clocks.iter().map(|(_, clock)| *clock).collect();
+    sorted.sort_by_key(|clock| clock.ahead_ms);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = *sorted.get((sorted.len() - 1) / 2)?;
+    let within = lower.within_ms + upper.within_ms;
+    (upper.ahead_ms - lower.ahead_ms - within <= OFF_MS).then_some(lower)
+}
+
+/// A clock that differs from the usual one.
+fn off(findings: &mut Findings, host: &HostName, clock: &ClockFacts, usual: &ClockFacts) {
+    let (ahead, within) = (
+        clock.ahead_ms - usual.ahead_ms,
+        clock.within_ms + usual.within_ms,
     );
-    if apart.abs() - within <= OFF_MS {
+    if ahead.abs() - within <= OFF_MS {
         return;
     }
-    let (ahead, behind) = match apart > 0 {
-        true => (one, other),
-        false => (other, one),
+    let side = if ahead > 0 { "ahead of" } else { "behind" };
+    let what = format!(
+        "its clock is {} s {side} the other hosts' (+- {within} ms)",
+        seconds(ahead.abs())
+    );
+    let remedy = "have it set by NTP; IDs stay unique meanwhile, but do not sort by time across \
+                  shards";
+    findings.add(Severity::Warning, "clock_off", Some(host), what, remedy);
+}
+
+/// Clocks of which one half differs from the other. The clock of this machine is a further one,
+/// which may be off as well.
+fn apart(findings: &mut Findings, clocks: &[(&HostName, &ClockFacts)]) {
+    let by_clock = |(_, clock): &&(&HostName, &ClockFacts)| clock.ahead_ms;
+    let (Some((behind, least)), Some((ahead, most))) = (
+        clocks.iter().min_by_key(by_clock),
+        clocks.iter().max_by_key(by_clock),
+    ) else {
+        return;
+    };
+    let which = if clocks.len() > 2 {
+        ", and half of the hosts are closer to one, half to the other"
+    } else {
+        ""
     };
     let what = format!(
-        "the clock of {ahead} is {} s ahead of that of {behind} (+- {within} ms); compared with \
-         this machine's, {one} is at {:+.1} s and {other} at {:+.1} s",
-        seconds(apart.abs()),
-        of_one.ahead_ms as f64 / 1000.0,
-        of_other.ahead_ms as f64 / 1000.0
+        "the clock of {ahead} is {} s ahead of that of {behind} (+- {} ms){which}; compared with \
+         this machine's, {behind} is at {:+.1} s and {ahead} at {:+.1} s",
+        seconds(most.ahead_ms - least.ahead_ms),
+        least.within_ms + most.within_ms,
+        least.ahead_ms as f64 / 1000.0,
+        most.ahead_ms as f64 / 1000.0
     );
     let remedy = "have the one that is off set by NTP; IDs stay unique meanwhile, but do not sort \
                   by time across shards";
@@ -203,7 +211,7 @@ mod tests {
     /// What is found with these clocks, which are ahead of ours by this much, when the IDs of shard
     /// 0 are ahead of the first.
     fn found(clocks: &[i64], ids_ahead_ms: i64, now: Timestamp) -> Vec<String> {
-        let names = ["db1", "db2", "db3"];
+        let names = ["db1", "db2", "db3", "db4", "db5"];
         let hosts: Vec<(&str, &str)> = names
             .iter()
             .zip(clocks)
@@ -241,10 +249,16 @@ mod tests {
         assert!(found(&[5000], 1000, now).is_empty());
         let behind = "warning clock_off db2 its clock is 3.2 s behind the other hosts' (+- 10 ms)";
         assert_eq!(found(&[0, -3200, 40], 0, now), [behind]);
+        let ahead = "warning clock_off db2 its clock is 3.2 s ahead of the other hosts' (+- 10 ms)";
+        assert_eq!(found(&[0, 3200, -40], 0, now), [ahead]);
         // With two clocks it is unknown which is off: one finding, and neither host is named by it.
         let apart = "warning clock_off - the clock of db2 is 0.6 s ahead of that of db1 (+- 10 \
                      ms); compared with this machine's, db1 is at +0.0 s and db2 at +0.6 s";
         assert_eq!(found(&[0, 600], 0, now), [apart]);
+        let halves = "warning clock_off - the clock of db4 is 5.1 s ahead of that of db1 (+- 10 \
+                      ms), and half of the hosts are closer to one, half to the other; compared \
+                      with this machine's, db1 is at -0.1 s and db4 at +5.0 s";
+        assert_eq!(found(&[-100, 0, 4900, 5000], 0, now), [halves]);
         let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's \
             clock, which was set back or is behind";
         assert_eq!(found(&[0, 0], 3_600_000, now), [ids]);
@@ -255,6 +269,35 @@ mod tests {
                     .starts_with("error ids_far_ahead db1 shard 0: IDs are up to 40 years ahead"),
             "{wild:?}"
         );
+    }
+
+    /// Whichever clocks are off: a minority is reported by name, and none of the others.
+    #[test]
+    fn a_minority_of_clocks_accuses_no_other() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        for count in 3_usize..=5 {
+            for off in 0_usize..1 << count {
+                if off.count_ones() as usize * 2 >= count {
+                    continue;
+                }
+                for by in [-7000, 7000] {
+                    let is_off = |at: usize| off >> at & 1 == 1;
+                    let clocks: Vec<i64> = (0..count)
+                        .map(|at| at as i64 * 90 + if is_off(at) { by } else { 0 })
+                        .collect();
+                    let found = found(&clocks, 0, now);
+                    let named: Vec<bool> = (0..count)
+                        .map(|at| {
+                            let start = format!("warning clock_off db{} ", at + 1);
+                            found.iter().any(|found| found.starts_with(&start))
+                        })
+                        .collect();
+                    let expected: Vec<bool> = (0..count).map(is_off).collect();
+                    assert_eq!(named, expected, "{clocks:?}: {found:?}");
+                    assert_eq!(found.len(), off.count_ones() as usize, "{found:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -40,8 +40,8 @@ pub(in crate::schema) fn jumped(
             near"
     );
     let remedy = format!(
-        "somebody has written to pgshard.shard of {from}, or it is not what it says it is: keep \
-            writers from it, see who can write to it, and restore it from a backup"
+        "a program other than pgshard has written to pgshard.shard of {from}, or it is another \
+            server than it claims: keep writers from it, see which roles can write to it, and restore it from a backup"
     );
     (what, remedy)
 }

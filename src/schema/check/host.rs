@@ -40,7 +40,7 @@ pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsErro
             return;
         }
         FactsError::Unreadable { .. } => {
-            let remedy = "somebody has written there: correct that row; `DELETE FROM \
+            let remedy = "a program other than pgshard has written there: correct that row; `DELETE FROM \
                 pgshard.known_host`, then \
                           `pgshard bootstrap`, where it is what the host knows of others";
             ("host_unreadable", remedy.to_owned())
@@ -225,7 +225,7 @@ fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &H
             format!(
                 "the schema {schema} is named like a shard, but the cluster has {shards} shards"
             ),
-            format!("see whether somebody needs what is in it, then {drop}, or rename it"),
+            format!("see whether what is in it is still needed, then {drop}, or rename it"),
         ),
         n => (
             format!(
@@ -233,7 +233,7 @@ fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &H
                 print_shards(strangers.iter().copied())
             ),
             format!(
-                "see whether somebody needs what is in them, then drop or rename each, as with \
+                "see whether what is in them is still needed, then drop or rename each, as with \
                  {drop}"
             ),
         ),

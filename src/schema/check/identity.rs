@@ -289,7 +289,7 @@ impl Identities {
                     && answers.len() > 1
                 {
                     let message = format!(
-                        "{address} does not answer, so that nobody knows whether it takes writes: \
+                        "{address} does not answer, so that it is unknown whether it takes writes: \
                             {error}"
                     );
                     let remedy = "start it as a standby, or remove it from the url";

@@ -152,7 +152,7 @@ fn schemas(
         };
         let what = format!("the schema {name} looks like a move's, and no ledger has it");
         let remedy = format!(
-            "see whether somebody needs what is in it, then DROP SCHEMA {} CASCADE",
+            "see whether what is in it is still needed, then DROP SCHEMA {} CASCADE",
             crate::pg::quote_ident(name)
         );
         findings.add_shard(

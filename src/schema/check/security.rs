@@ -226,8 +226,8 @@ fn transport(findings: &mut Findings, host: &HostName, mode: SslMode) {
     match mode {
         SslMode::VerifyFull => {}
         SslMode::Disable | SslMode::Prefer => {
-            let what = "rows and statements may cross the network unencrypted, and anybody can \
-                pose as the server";
+            let what = "rows and statements may cross the network unencrypted, and any \
+                machine on the way can pose as the server";
             findings.add(Severity::Warning, "weak_tls", Some(host), what, remedy);
         }
         SslMode::Require | SslMode::VerifyCa => {

@@ -29,7 +29,7 @@ const UNSAFE: [(&str, &str, &str); 6] = [
     (
         "default_transaction_read_only",
         "on",
-        "nobody can write without saying so",
+        "writes fail unless a session allows them",
     ),
     (
         "session_replication_role",

@@ -314,8 +314,8 @@ fn check_leases(findings: &mut Findings, leases: &Leases, now_ms: u64) {
                 .collect();
             if !wild.is_empty() {
                 let message = format!(
-                    "worker numbers {} of {space:?} were used by a clock far ahead: nobody has \
-                        them until then",
+                    "worker numbers {} of {space:?} were used by a clock far ahead: no \
+                        generator gets them until then",
                     wild.join(", ")
                 );
                 let remedy = "set the clocks by NTP; without those numbers generators go on";

@@ -192,7 +192,7 @@ fn of_function(
             } else {
                 "for its owner"
             };
-            format!("anybody may call its function {name}, which is {whom} only")
+            format!("every role may call its function {name}, which is {whom} only")
         }
         Some(_) => return None,
     };

@@ -250,7 +250,7 @@ pub(in crate::schema) fn forbidden(statement: &Statement) -> Option<&'static str
         ["COPY", more @ ..] => more.windows(2).find_map(|two| match two {
             ["FROM", "STDIN" | "STDOUT"] => Some("needs rows from the client: use INSERT"),
             ["TO", "STDIN" | "STDOUT"] => {
-                Some("gives rows to the client, which nobody would see: leave it out")
+                Some("gives rows to the client, which drops them: leave it out")
             }
             _ => None,
         }),

@@ -427,10 +427,11 @@ impl HostFault {
             HostFault::NotOwner { owner, .. } => {
                 format!("connect as {owner}, or as a member of it")
             }
-            HostFault::Busy { .. } => "wait until the other one has ended; if nobody waits for it \
-                any longer, `SELECT \
-                 pg_terminate_backend(…)` of the process ends it"
-                .to_owned(),
+            HostFault::Busy { .. } => {
+                "wait until the other command has ended; if it hangs, `SELECT \
+                pg_terminate_backend(…)` of the process ends it"
+                    .to_owned()
+            }
             HostFault::Refused(refusals) => refusals
                 .iter()
                 .map(Refusal::remedy)
@@ -457,8 +458,8 @@ impl HostFault {
                 again"
                 .to_owned(),
             HostFault::Unfinished { .. } => {
-                "end whoever has locked the shard's tables (see pg_locks), and run the same \
-                    command again"
+                "end the session that has locked the shard's tables (see pg_locks), and run \
+                    the same command again"
                     .to_owned()
             }
             HostFault::Control { .. } => {

@@ -224,7 +224,7 @@ impl std::fmt::Display for OpenMove {
             ),
             None => write!(
                 f,
-                "the move {}, on which nobody works ({} did)",
+                "the move {}, on which no command works ({} did)",
                 self.id, self.holder
             ),
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use crate::pg::{quote_ident, shown};
 use crate::shard::{SchemaPrefix, ShardId};
@@ -15,7 +16,7 @@ pub struct Activity {
     /// The shards that the host owns.
     pub shards: BTreeMap<ShardId, ShardActivity>,
     /// The statements that took the most time in all, the slowest first; `None` if the extension
-    /// `pg_stat_statements` is not installed in the database.
+    /// `pg_stat_statements` is not installed in the database, or its library is not loaded.
     pub statements: Option<Vec<StatementActivity>>,
     /// Sessions for which others wait, the one with the most waiting sessions first.
     pub blockers: Vec<Blocker>,
@@ -24,9 +25,9 @@ pub struct Activity {
 /// The counters of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardActivity {
-    /// Its tables and indexes on disk in bytes, as VACUUM or ANALYZE last saw them, without TOAST.
+    /// Its tables with their indexes and TOAST on disk in bytes, as VACUUM or ANALYZE last saw them.
     pub bytes: u64,
-    /// Rows that scans returned.
+    /// Rows that scans fetched, of tables. An index-only scan fetches none.
     pub rows_read: u64,
     /// Rows inserted, updated and deleted.
     pub rows_written: u64,
@@ -96,9 +97,16 @@ async fn shards(
         FROM pgshard.shard s
         LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
         LEFT JOIN LATERAL (
-            SELECT c.relpages::bigint AS pages,
-                CASE c.relkind WHEN 'i' THEN pg_catalog.pg_stat_get_tuples_fetched(c.oid)
-                    ELSE pg_catalog.pg_stat_get_tuples_returned(c.oid) END AS rows_read,
+            SELECT c.relpages::bigint + coalesce((SELECT t.relpages
+                    + (SELECT coalesce(sum(i.relpages), 0) FROM pg_catalog.pg_index x
+                        JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
+                        WHERE x.indrelid = t.oid)
+                    FROM pg_catalog.pg_class t WHERE t.oid = c.reltoastrelid), 0) AS pages,
+                -- A bitmap scan counts the rows that it fetches for the table, an index scan for
+                -- the index.
+                pg_catalog.pg_stat_get_tuples_fetched(c.oid)
+                    + CASE c.relkind WHEN 'i' THEN 0
+                        ELSE pg_catalog.pg_stat_get_tuples_returned(c.oid) END AS rows_read,
                 CASE c.relkind WHEN 'i' THEN 0
                     ELSE pg_catalog.pg_stat_get_tuples_inserted(c.oid)
                         + pg_catalog.pg_stat_get_tuples_updated(c.oid)
@@ -159,7 +167,14 @@ async fn statements(
     );
     let rows = client
         .query(&sql, &[&schema_pattern(prefix), &i64::from(limit)])
-        .await?;
+        .await;
+    let rows = match rows {
+        // The extension is there, but shared_preload_libraries does not load its library.
+        Err(error) if error.code() == Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE) => {
+            return Ok(None);
+        }
+        rows => rows?,
+    };
     let statement = |row: &tokio_postgres::Row| {
         Ok(StatementActivity {
             text: row.try_get(0)?,

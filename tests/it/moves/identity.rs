@@ -337,7 +337,7 @@ async fn one_that_cannot_be_taken_back_is_named() {
         .ended(0);
     let gc = world.run(&["moves", "gc"]).await;
     let words = "shard 0: the replica identity of table members cannot be altered, because \
-        somebody on host db2";
+        a session on host db2";
     assert!(
         gc.code() != 0 && gc.stderr.contains(words),
         "{} {}",

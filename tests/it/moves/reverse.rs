@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pgshard::dev::StopMode;
 use pgshard::mover::{Failpoint, Leases, Options};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::support::{World, go_on, lines, never_stopped, stopped};
 
@@ -13,6 +14,52 @@ async fn streams(world: &World, host: usize) -> String {
     let sql = "SELECT slot_name::text FROM pg_replication_slots UNION ALL SELECT pubname::text \
         FROM pg_publication";
     lines(&world.servers.app(host).await, sql).await
+}
+
+/// What `moves list` has for the only move as the next command.
+async fn next(world: &World) -> String {
+    let listed = world.run(&["moves", "list"]).await.ended(0).last();
+    listed["moves"][0]["next"].as_str().unwrap().to_owned()
+}
+
+/// Changes that an old copy cannot take for now are behind, although nothing that came before them
+/// is: a lock keeps the feed from them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_that_waits_for_a_lock_reports_how_far_it_is_behind() {
+    let world = World::new(&[15, 18], 4).await;
+    world
+        .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+        .await
+        .ended(0);
+    let mut feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
+    let mut fed = BufReader::new(feed.stdout.take().unwrap()).lines();
+    // The first report that fits, and its seconds.
+    let mut report = async |fits: &dyn Fn(u64, f64) -> bool| loop {
+        let line = tokio::time::timeout(Duration::from_secs(60), fed.next_line());
+        let line = line.await.expect("a report every two seconds").unwrap();
+        let event: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if event["event"] == "fed" {
+            let bytes = event["behind_bytes"].as_u64().unwrap();
+            let seconds = event["behind_s"].as_f64().unwrap();
+            if fits(bytes, seconds) {
+                return seconds;
+            }
+        }
+    };
+    report(&|bytes, _| bytes == 0).await;
+    let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+    let lock = "BEGIN; LOCK TABLE shard_0000__left_e1.users IN ACCESS EXCLUSIVE MODE";
+    db1.batch_execute(lock).await.unwrap();
+    let insert = "INSERT INTO shard_0000.users (name) VALUES ('late')";
+    db2.batch_execute(insert).await.unwrap();
+    let first = report(&|bytes, _| bytes > 0).await;
+    report(&|bytes, seconds| bytes > 0 && seconds > first + 1.0).await;
+    db1.batch_execute("COMMIT").await.unwrap();
+    report(&|bytes, seconds| bytes == 0 && seconds == 0.0).await;
+    let late = "SELECT count(*) FROM shard_0000__left_e1.users WHERE name = 'late'";
+    let late: i64 = db1.query_one(late, &[]).await.unwrap().get(0);
+    assert_eq!(late, 1);
+    feed.kill().await.unwrap();
 }
 
 /// How much the slot keeps is shown; beyond its limit gc gives up the reverse replication, and
@@ -167,6 +214,7 @@ async fn a_fed_shard_moves_on() {
         .await
         .ended(0);
     assert!(streams(&world, 1).await.contains("_back_"));
+    assert_eq!(next(&world).await, "complete or rollback");
     let plan = ["move", "0", "--to", "db1", "--mode", "online", "--plan"];
     let ran = world.run(&plan).await;
     assert!(
@@ -213,6 +261,7 @@ async fn none_where_none_is_wanted() {
         .id();
     world.run(&["moves", "resume", &id]).await.ended(0);
     assert_eq!(streams(&world, 1).await, "");
+    assert_eq!(next(&world).await, "complete");
     let db1 = world.servers.app(0).await;
     assert!(
         db1.query("SELECT FROM pgshard.back", &[])

@@ -177,7 +177,7 @@ on_each_version! {
         // Nobody works on it: a watcher says so instead of waiting for ever.
         let idle = world.run(&["moves", "watch", &id]).await;
         assert!(
-            idle.ended(7).stderr.contains("nobody works on the move"),
+            idle.ended(7).stderr.contains("no command works on the move"),
             "{}",
             idle.stderr
         );

@@ -79,7 +79,7 @@ at which it was seen. Another server, or one of an earlier timeline, is refused 
 and commands, for it may be a former primary. pg_upgrade, a dump that is restored, and a backup of \
 an earlier timeline make such a server on purpose; this accepts it. A fail-over, and a restore \
 that \
-ends with a new timeline, need nothing. Never run it to get rid of an alarm that nobody has \
+ends with a new timeline, need nothing. Never run it to get rid of an alarm that is not \
 explained: see docs/high-availability.md.
 
 With --system, a server that does not answer yet is accepted in advance: the green server of a \

@@ -159,7 +159,7 @@ pub(crate) struct MigrateResolve {
     /// The name of its file, with or without .sql
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// Somebody has done by hand what it does
+    /// What it does was done by hand
     #[arg(long)]
     pub(crate) applied: bool,
     /// Accept what ran as equal to the file's present text

@@ -207,7 +207,7 @@ pub(crate) async fn rebuild(
         .await
         .map_err(|error| match error {
             PublishError::Conflict { .. } => {
-                Failure::from(error).hint("run it again: somebody else has published meanwhile")
+                Failure::from(error).hint("run it again: another command has published meanwhile")
             }
             error => error.into(),
         })?;

@@ -54,7 +54,8 @@ pub(crate) async fn run(
     let placed = |shard: &ShardId| map.host(*shard).cloned();
     let by_host = context::by_host(&map, &shards);
     let router = context::router(&config, map.clone(), "pgshard sql");
-    let shape = shape(&router, &by_host, query).await?;
+    let shape = output.waiting("reading the columns", shape(&router, &by_host, query));
+    let shape = shape.await?;
     let job = Job {
         router,
         sql: shape.sql(query, output.format()),

@@ -18,6 +18,9 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
+/// What is shown while hosts are asked that may not answer.
+const ASKING: &str = "asking the hosts";
+
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct CreatedHost {
     residue: u32,
@@ -43,7 +46,7 @@ pub(crate) async fn create(
     let config = context::config(config)?;
     let hosts = match args.hosts.is_empty() {
         // A new maximum for a series that exists makes no further host give it.
-        true if args.max.is_some() => giving(&config, &args.name).await,
+        true if args.max.is_some() => output.waiting(ASKING, giving(&config, &args.name)).await,
         true => BTreeSet::new(),
         false => context::hosts(&config, &args.hosts)?,
     };
@@ -74,9 +77,9 @@ pub(crate) async fn create(
         replace,
         lost,
     };
-    let created = tickets::create(&all_hosts(&config), &request, Uuid::new_v4())
-        .await
-        .map_err(failure)?;
+    let all = all_hosts(&config);
+    let created = output.waiting(ASKING, tickets::create(&all, &request, Uuid::new_v4()));
+    let created = created.await.map_err(failure)?;
     let hosts: BTreeMap<String, CreatedHost> = created
         .iter()
         .map(|host| {
@@ -193,7 +196,8 @@ pub(crate) struct Name {
 /// The state of the tickets on every host.
 pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let said = tickets::status(&all_hosts(&config)).await;
+    let hosts = all_hosts(&config);
+    let said = output.waiting(ASKING, tickets::status(&hosts)).await;
     let mut exit = Exit::Done;
     let (mut rows, mut hosts) = (Vec::new(), BTreeMap::new());
     for host in said {
@@ -278,7 +282,8 @@ pub(crate) async fn next(
     let config = context::config(config)?;
     // One that does not answer may give them, so it is kept.
     let mut giving = BTreeSet::new();
-    for host in tickets::status(&all_hosts(&config)).await {
+    let hosts = all_hosts(&config);
+    for host in output.waiting(ASKING, tickets::status(&hosts)).await {
         if host.names.map_or(true, |names| gives(&names, &name)) {
             giving.insert(host.host);
         }
@@ -293,9 +298,8 @@ pub(crate) async fn next(
         .into_iter()
         .filter(|host| giving.contains(&host.name))
         .collect();
-    let taken = Tickets::new(Options::new(name.clone(), hosts).block(1))
-        .next_many(count)
-        .await?;
+    let tickets = Tickets::new(Options::new(name.clone(), hosts).block(1));
+    let taken = output.waiting(ASKING, tickets.next_many(count)).await?;
     let tickets: Vec<String> = taken.iter().map(ToString::to_string).collect();
     match output.format() {
         Format::Json => output.object(Taken {

@@ -106,8 +106,8 @@ pub(crate) async fn run(
             .hosts
             .values()
             .map(|host| read(&config, host, interval)),
-    )
-    .await;
+    );
+    let readings = output.waiting("counting", readings).await;
     let mut report = Report {
         interval_ms: args.interval_s * 1000,
         busiest: Vec::new(),
@@ -189,13 +189,18 @@ impl Report {
         }
         match (&reading.before.statements, &reading.after.statements) {
             (Some(before), Some(after)) => {
+                let is_whole = before.len() < usize::from(STATEMENTS_READ);
                 let before: BTreeMap<&str, &StatementActivity> =
                     before.iter().map(|one| (one.text.as_str(), one)).collect();
                 for now in after {
-                    let (calls, total) = before
-                        .get(now.text.as_str())
-                        .filter(|then| then.calls <= now.calls)
-                        .map_or((0, 0.0), |then| (then.calls, then.total_ms));
+                    let (calls, total) = match before.get(now.text.as_str()) {
+                        Some(then) if then.calls <= now.calls => (then.calls, then.total_ms),
+                        // Its statistics were reset.
+                        Some(_) => (0, 0.0),
+                        None if is_whole => (0, 0.0),
+                        // What it had before was not read.
+                        None => continue,
+                    };
                     let sum = statements.entry(now.text.clone()).or_insert((0.0, 0.0));
                     sum.0 += (now.calls - calls) as f64 / reading.seconds;
                     sum.1 += (now.total_ms - total).max(0.0) / reading.seconds;

@@ -17,6 +17,9 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
+/// What is shown while the host is asked, which may not answer.
+const ASKING: &str = "asking the host";
+
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct InstalledOn<'a> {
     host: &'a str,
@@ -35,10 +38,8 @@ pub(crate) async fn install(
     } else {
         Elsewhere::Perhaps
     };
-    let state = match WorkerLeases::new(connect(host, config)?, "")
-        .install(elsewhere)
-        .await?
-    {
+    let leases = WorkerLeases::new(connect(host, config)?, "");
+    let state = match output.waiting(ASKING, leases.install(elsewhere)).await? {
         Installed::Now => "created",
         Installed::Upgraded => "upgraded",
         Installed::Before => "unchanged",
@@ -71,7 +72,9 @@ pub(crate) async fn hold(
         args.for_s
             .map(|seconds| Duration::from_secs(seconds.into())),
     );
-    let held = WorkerLeases::hold(&connect(host, config)?, length).await;
+    let connect = connect(host, config)?;
+    let held = output.waiting(ASKING, WorkerLeases::hold(&connect, length));
+    let held = held.await;
     let until = held
         .map_err(|error| not_installed(error, host))?
         .to_string();
@@ -113,10 +116,8 @@ pub(crate) async fn release(
     let leases = WorkerLeases::new(connect(host, config)?, space);
     let mut workers = BTreeMap::new();
     for worker in &args.workers {
-        let freed = leases
-            .take_back(*worker)
-            .await
-            .map_err(|error| not_installed(error, host))?;
+        let freed = output.waiting(ASKING, leases.take_back(*worker));
+        let freed = freed.await.map_err(|error| not_installed(error, host))?;
         let state = match freed {
             Freed::Now => "released",
             Freed::Before => "free",
@@ -161,9 +162,9 @@ pub(crate) async fn status(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let host = args.host.as_str();
-    let leases = WorkerLeases::status(&connect(host, config)?)
-        .await
-        .map_err(|error| not_installed(error, host))?;
+    let connect = connect(host, config)?;
+    let leases = output.waiting(ASKING, WorkerLeases::status(&connect));
+    let leases = leases.await.map_err(|error| not_installed(error, host))?;
     let mut spaces: BTreeMap<String, BTreeMap<u16, Worker>> = BTreeMap::new();
     for lease in leases.into_iter().filter(|lease| {
         args.space

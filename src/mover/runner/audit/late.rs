@@ -28,7 +28,7 @@ use crate::mover::runner::audit::rows::Comparison;
 use crate::mover::runner::audit::side::{Side, StoredTable};
 
 /// How each difference of this kind was found.
-const HOW: &str = "compared later: nobody has written to it since";
+const HOW: &str = "compared later: nothing was written to it since";
 
 /// Compares the old copy of a kept shard with the shard as both are now.
 ///
@@ -181,8 +181,8 @@ async fn rest(
     let why = match now.compare(entry.fingerprint.as_deref()) {
         RecordComparison::Same => return Ok(left_out),
         RecordComparison::Other => {
-            "now they are not what the target was built from: somebody altered them since, or they \
-                were not carried"
+            "now they are not what the target was built from: they were altered since, or were not \
+                carried"
         }
         RecordComparison::Unknown => OTHER_VERSION,
     };

@@ -187,7 +187,7 @@ async fn unless_altered(
     }
     let left_out = definitions.into_iter().map(|difference| {
         let why = format!(
-            "somebody may have altered them right after the open; they differ in: {}",
+            "they may have been altered right after the open; they differ in: {}",
             difference.how
         );
         LeftOut {

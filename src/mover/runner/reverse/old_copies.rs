@@ -349,10 +349,11 @@ impl FollowedCopy {
         if given_up || view.ended.is_some() || lost || !all_there {
             return Ok(false);
         }
+        let lag = view.lag_now();
         context.observer.notify(Event::Fed {
             id: *id,
-            bytes: view.lag.bytes,
-            seconds: view.lag.seconds,
+            bytes: lag.bytes,
+            seconds: lag.seconds,
             changes: view.changes,
         });
         Ok(true)

@@ -144,7 +144,7 @@ impl Fence {
                 return Err(Fault::Kit(Failure::new(
                     crate::exit::Exit::Failed,
                     format!(
-                        "shard {}: somebody has a lock on it and keeps it",
+                        "shard {}: a session has a lock on it and keeps it",
                         self.shard
                     ),
                 )));

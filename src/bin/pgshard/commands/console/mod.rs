@@ -58,7 +58,7 @@ pub(crate) async fn run(
     let address = listener.local_addr()?;
     if !is_local {
         output.warning(format_args!(
-            "{address} speaks no TLS: whoever can listen on the way reads the token; put a proxy \
+            "{address} speaks no TLS: every machine on the way can read the token; put a proxy \
                 with TLS in front"
         ));
     }

@@ -150,7 +150,7 @@ fn hosts(page: &mut Page, hosts: &BTreeMap<HostName, Host>) {
     page.family(
         "pgshard_slot_active",
         "gauge",
-        "Whether somebody reads from a slot.",
+        "Whether a program reads from a slot.",
     );
     for (host, slot) in slots() {
         page.sample(

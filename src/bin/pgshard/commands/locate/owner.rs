@@ -11,6 +11,9 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
 
+/// What is shown while hosts are read that may not answer.
+const READING: &str = "reading the hosts";
+
 /// The host that says it serves the shard; the map only says which host to ask first.
 ///
 /// # Errors
@@ -26,12 +29,9 @@ pub(crate) async fn owner(
         .placement(shard)
         .ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
     let hosts = context::all_hosts(config);
-    let first: Vec<_> = hosts
-        .iter()
-        .filter(|(name, _)| *name == place.host)
-        .cloned()
-        .collect();
-    let survey = schema::survey(first).await;
+    let (first, others): (Vec<_>, Vec<_>) =
+        hosts.into_iter().partition(|(name, _)| *name == place.host);
+    let survey = output.waiting(READING, schema::survey(first)).await;
     context::of_this_cluster(config, &survey)?;
     match survey.get(&place.host) {
         Some(Ok(facts)) => {
@@ -44,7 +44,8 @@ pub(crate) async fn owner(
         Some(Err(error)) => output.warning(format_args!("{}: {}", place.host, chain(error))),
         None => {}
     }
-    let survey = schema::survey(hosts).await;
+    // The first one is not asked twice: it may be silent.
+    let survey = output.waiting(READING, schema::survey(others)).await;
     context::of_this_cluster(config, &survey)?;
     let owners: Vec<Placement> = survey
         .iter()

@@ -81,7 +81,7 @@ pub(crate) async fn stop(
         return Ok(Exit::Refused);
     }
     if before.is_empty() {
-        output.note(format_args!("nobody works on the move {id}"));
+        output.note(format_args!("no command works on the move {id}"));
     }
     if open > 0 {
         output.hint(format_args!(

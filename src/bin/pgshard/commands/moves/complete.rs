@@ -45,7 +45,9 @@ pub(crate) async fn complete_all(
     }
     let heard = unread(&silent, output);
     if kept.is_empty() {
-        output.note("no move has old copies that are kept");
+        if silent.is_empty() {
+            output.note("no move has old copies that are kept");
+        }
         return Ok(heard);
     }
     for (id, shards) in &kept {

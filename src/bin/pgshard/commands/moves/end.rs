@@ -140,7 +140,14 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
             target: hosts(|done| &done.target),
             rows: report.done.iter().map(|done| done.rows).sum(),
             bytes: report.done.iter().map(|done| done.bytes).sum(),
-            copy_ms: millis(report.done.iter().map(|done| done.copy).sum()),
+            copy_ms: millis(
+                report
+                    .done
+                    .iter()
+                    .map(|done| done.copy)
+                    .max()
+                    .unwrap_or_default(),
+            ),
             pause_ms: pauses
                 .map(|(shard, pause)| (shard.to_string(), millis(pause)))
                 .collect(),
@@ -450,6 +457,12 @@ fn to_complete(shard: ShardId, error: &Error, id: MoveId) -> String {
             "the old copy is kept, the way back perhaps not; `pgshard moves complete {id}` drops \
                 those that are left"
         ),
+        // What to do comes first, in the error.
+        Error::NotNow {
+            phase: Phase::Kept, ..
+        } => {
+            format!("the old copy is kept; see to that, then `pgshard moves complete {id}` again")
+        }
         _ => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
     }
 }

@@ -82,11 +82,16 @@ pub(crate) struct MoveSummary {
     pub(super) shards: String,
     pub(super) source: String,
     pub(super) target: String,
-    // Those that were copied: rows of the stream are not counted.
+    /// The rows that were copied. Those that were written meanwhile came by the stream, and are
+    /// not counted.
     pub(super) rows: u64,
+    /// The bytes of these rows, as they were sent.
     pub(super) bytes: u64,
+    /// The longest time that the copy of a shard took. Shards that are copied together share one.
     pub(super) copy_ms: f64,
+    /// For each shard, how long it was unavailable.
     pub(super) pause_ms: BTreeMap<String, f64>,
+    /// How long this command worked on the move.
     pub(super) total_ms: u128,
     pub(super) audits: BTreeMap<String, ShownAudit>,
     pub(super) failed: Vec<FailedShard>,

@@ -140,7 +140,7 @@ pub(crate) async fn show(
         let at_work = entry
             .worker
             .as_ref()
-            .map_or_else(|| "nobody".to_owned(), ToString::to_string);
+            .map_or_else(|| "-".to_owned(), ToString::to_string);
         let phase = match entry.desired {
             desired if desired == DesiredState::Run || entry.phase.is_ended() => {
                 entry.phase.to_string()
@@ -231,7 +231,7 @@ impl MoveListing {
     /// Its row with all that is known.
     fn whole(&self) -> Vec<String> {
         let at_work = if self.at_work.is_empty() {
-            "nobody".to_owned()
+            "-".to_owned()
         } else {
             self.at_work.join("; ")
         };
@@ -316,10 +316,29 @@ fn stands(desired: &str) -> &'static str {
     }
 }
 
+/// What comes next for shards of this phase, of which a rollback can take one back, or not.
+pub(in super::super) fn what_next(phase: Phase, can_be_taken_back: bool) -> &'static str {
+    match (phase, can_be_taken_back) {
+        (Phase::Kept, false) => "complete",
+        (phase, _) => phase.next(),
+    }
+}
+
+/// Whether a rollback can take the shard back, once it is kept.
+pub(in super::super) fn can_be_taken_back(entry: &Entry) -> bool {
+    let reverse = entry.reverse.as_ref();
+    reverse.is_some_and(ReverseReplication::is_open)
+}
+
 /// What an operator can do with a move.
-fn next(at_work: &[String], desired: DesiredState, least: Phase) -> &'static str {
+fn next(
+    at_work: &[String],
+    desired: DesiredState,
+    least: Phase,
+    can_be_taken_back: bool,
+) -> &'static str {
     match desired {
-        _ if least.is_ended() || at_work.is_empty() => least.next(),
+        _ if least.is_ended() || at_work.is_empty() => what_next(least, can_be_taken_back),
         DesiredState::Run => "watch, stop or abort",
         DesiredState::Hold | DesiredState::Pause => "continue, stop or abort",
     }
@@ -397,7 +416,13 @@ impl MoveListing {
             source: hosts(|entry| &entry.source),
             target: hosts(|entry| &entry.target),
             phase: least.to_string(),
-            next: next(&at_work, desired, least).to_owned(),
+            next: next(
+                &at_work,
+                desired,
+                least,
+                entries.iter().any(|entry| can_be_taken_back(entry)),
+            )
+            .to_owned(),
             at_work,
             desired: desired.as_str(),
             since: entries
@@ -468,7 +493,7 @@ impl ShownShard<'_> {
             source: entry.source.as_str(),
             target: entry.target.as_str(),
             phase: entry.phase.as_str(),
-            next: entry.phase.next(),
+            next: what_next(entry.phase, can_be_taken_back(entry)),
             attempt: entry.attempt,
             rows: entry.rows,
             bytes: entry.bytes,

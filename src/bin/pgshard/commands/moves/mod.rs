@@ -44,8 +44,8 @@ pub(crate) use end::{
 };
 pub(crate) use events::{MoveEvent, millis};
 pub(super) use find::among;
-pub(super) use list::back;
 pub(crate) use list::{ListReport, MoveListing, ShowReport, Which, list, show};
+pub(super) use list::{back, can_be_taken_back, what_next};
 pub(crate) use progress::{Line, shown, watch};
 pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
 pub(crate) use repair::{RepairReport as Repaired, repair};
@@ -153,15 +153,16 @@ pub(crate) async fn feed(
     let watcher = Watcher::new(output.clone());
     let mover = mover(&config, options, watcher.observer());
     let id = match id {
-        Some(id) => Some(named(&mover, id).await?),
+        Some(id) => Some(output.waiting(READING, named(&mover, id)).await?),
         None => None,
     };
-    Ok(
-        match until_done_or_cut_off(&mover, output, mover.follow_old_copies(id)).await? {
-            Some(()) => Exit::Done,
-            None => output.interrupted(None),
-        },
-    )
+    watcher.begin_feed();
+    let fed = until_done_or_cut_off(&mover, output, mover.follow_old_copies(id)).await;
+    watcher.finish();
+    Ok(match fed? {
+        Some(()) => Exit::Done,
+        None => output.interrupted(None),
+    })
 }
 
 #[derive(JsonSchema, Serialize)]

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use pgshard::ShardId;
 use pgshard::mover::{
-    DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress,
-    StreamProgress,
+    AuditState, Chunks, DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress,
+    ShardProgress, StreamProgress,
 };
 use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
@@ -22,7 +22,7 @@ use crate::context;
 use crate::context::mover;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output, drawn, seconds, size, terminal_columns};
+use crate::output::{Align, Format, Output, drawn, seconds, size, terminal_columns, whole_seconds};
 use crate::signals::Ending;
 
 /// Between two looks.
@@ -165,7 +165,7 @@ fn finish(progress: &Progress, exit: Exit, output: &Output) -> Exit {
             }
         }
         output.error_with_remedy(
-            format_args!("nobody works on the move {id}"),
+            format_args!("no command works on the move {id}"),
             &format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
         );
     }
@@ -186,10 +186,22 @@ pub(in super::super) struct Meter(VecDeque<(Instant, u64)>);
 impl Meter {
     /// Notes how much is there. The rate, once there are two looks and something is missing.
     pub(in super::super) fn saw(&mut self, progress: &Progress) -> Option<Rate> {
-        let copying = progress.shards.iter().filter(|shard| is_copied_now(shard));
-        let chunks: Vec<_> = copying.map(|shard| shard.chunks).collect();
         let bytes = progress.shards.iter().map(|shard| shard.chunks.bytes).sum();
-        let now = Instant::now();
+        let copying = progress.shards.iter().filter(|shard| is_copied_now(shard));
+        let chunks: Vec<Chunks> = copying.map(|shard| shard.chunks).collect();
+        let is_all_known = progress.shards.iter().all(|shard| !is_uncut(shard));
+        self.note(Instant::now(), bytes, &chunks, is_all_known)
+    }
+
+    /// A chunk counts when it is whole. So the rate is measured from the first one to the last one
+    /// that was; since then the remaining time runs down.
+    fn note(
+        &mut self,
+        now: Instant,
+        bytes: u64,
+        chunks: &[Chunks],
+        is_all_known: bool,
+    ) -> Option<Rate> {
         // Shards that have ended have no chunks any more.
         if self.0.back().is_some_and(|(_, before)| *before > bytes) {
             self.0.clear();
@@ -199,21 +211,57 @@ impl Meter {
             self.0.pop_front();
         }
         let (since, before) = *self.0.front()?;
-        let took = now.duration_since(since).as_secs_f64();
-        if chunks.is_empty() || took <= 0.0 {
+        if chunks.is_empty() || now == since {
             return None;
         }
+        let mut changes = self.0.iter().zip(self.0.iter().skip(1));
+        let changes = changes.by_ref().filter(|((_, one), (_, next))| one != next);
+        let changes: Vec<(Instant, u64)> = changes.map(|(_, next)| *next).collect();
+        let (since, before) = match changes.as_slice() {
+            [first, _, ..] => *first,
+            _ => (since, before),
+        };
+        let moved = changes.last().map_or(since, |(moved, _)| *moved);
+        let took = moved.duration_since(since).as_secs_f64();
+        if took <= 0.0 {
+            return Some(Rate {
+                per_second: 0.0,
+                left: None,
+            });
+        }
         let per_second = (bytes - before) as f64 / took;
-        let (all, copied) = chunks.iter().fold((0, 0), |(all, copied), one| {
-            (all + one.all, copied + one.copied)
-        });
-        let here: u64 = chunks.iter().map(|one| one.bytes).sum();
-        let left = (copied > 0 && per_second > 0.0).then(|| {
-            let missing = here as f64 / copied as f64 * all.saturating_sub(copied) as f64;
-            Duration::try_from_secs_f64(missing / per_second).unwrap_or_default()
+        let missing = missing(chunks).filter(|_| is_all_known);
+        let left = missing.and_then(|missing| {
+            let whole = Duration::try_from_secs_f64(missing / per_second).ok()?;
+            let left = whole.saturating_sub(now.duration_since(moved));
+            (left.as_secs() > 0).then_some(left)
         });
         Some(Rate { per_second, left })
     }
+}
+
+/// About how many bytes are not copied yet, by the chunks that are: those of the same shard, or of
+/// all if it has none. `None` if no chunk is copied.
+fn missing(chunks: &[Chunks]) -> Option<f64> {
+    let (copied, bytes) = chunks.iter().fold((0, 0), |(copied, bytes), one| {
+        (copied + one.copied, bytes + one.bytes)
+    });
+    let of_all = (copied > 0).then(|| bytes as f64 / copied as f64)?;
+    let of_one = |one: &Chunks| {
+        let each = match one.copied {
+            0 => of_all,
+            copied => one.bytes as f64 / copied as f64,
+        };
+        each * one.all.saturating_sub(one.copied) as f64
+    };
+    Some(chunks.iter().map(of_one).sum())
+}
+
+/// Whether it is not known yet how much of a shard is to be copied.
+fn is_uncut(shard: &ShardProgress) -> bool {
+    shard.entry.mode == Mode::Online
+        && shard.entry.phase <= Phase::Prepared
+        && shard.chunks.all == 0
 }
 
 fn is_copied_now(shard: &ShardProgress) -> bool {
@@ -294,8 +342,11 @@ pub(in super::super) fn remarks(shard: &ShardProgress) -> Vec<String> {
             _ => {}
         }
         if entry.lease_left.is_zero() {
-            remarks.push("nobody works on it".to_owned());
+            remarks.push("no command works on it".to_owned());
         }
+    }
+    if entry.audit.state == AuditState::UnderWay {
+        remarks.push("its rows are being compared".to_owned());
     }
     remarks.extend(shard.blockers.iter().cloned());
     if let (Some(error), false) = (&entry.last_error, entry.phase.is_ended()) {
@@ -307,7 +358,7 @@ pub(in super::super) fn remarks(shard: &ShardProgress) -> Vec<String> {
 pub(in super::super) fn words(rate: &Rate) -> String {
     let left = rate
         .left
-        .map(|left| format!(", {} left", seconds(left)))
+        .map(|left| format!(", {} left", whole_seconds(left)))
         .unwrap_or_default();
     format!("copying at {}/s{left}", size(rate.per_second as u64))
 }
@@ -337,8 +388,8 @@ pub(in super::super) fn stream(progress: &StreamProgress) -> String {
 /// What the host that serves keeps for a reverse replication.
 pub(in super::super) fn reverse(progress: &StreamProgress) -> String {
     let fed = match progress.pid {
-        Some(_) => format!("which is fed; it is {} behind", size(progress.lag_bytes)),
-        None => "which nobody feeds; `pgshard moves feed` frees it".to_owned(),
+        Some(_) => format!("the old copies are {} behind", size(progress.lag_bytes)),
+        None => "until `pgshard moves feed` applies it to the old copies".to_owned(),
     };
     format!(
         "{} keeps {} of WAL for the reverse replication, {fed}",
@@ -519,5 +570,80 @@ impl Line<'_> {
             lag_ms: found.lag.map(|lag| lag.as_millis() as u64),
             blockers: &found.blockers,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks(all: u64, copied: u64, bytes: u64) -> Chunks {
+        Chunks {
+            all,
+            copied,
+            bytes,
+            ..Chunks::default()
+        }
+    }
+
+    /// Chunks of 9 MB that take three looks each.
+    #[test]
+    fn the_time_that_a_copy_takes_never_grows() {
+        let began = Instant::now();
+        let mut meter = Meter::default();
+        let mut least: Option<Duration> = None;
+        for second in 0..60_u64 {
+            let copied = second / 3;
+            let now = began + Duration::from_secs(second);
+            let one = chunks(20, copied, copied * 9_000_000);
+            let rate = meter.note(now, one.bytes, &[one], true);
+            let Some(Rate { per_second, left }) = rate else {
+                assert_eq!(second, 0);
+                continue;
+            };
+            if copied == 0 {
+                assert_eq!((per_second, left), (0.0, None));
+                continue;
+            }
+            assert!((2_999_999.0..3_000_001.0).contains(&per_second), "{second}");
+            let left = left.unwrap_or_default();
+            assert!(left <= least.unwrap_or(Duration::MAX), "{second}: {left:?}");
+            let truth = Duration::from_secs(60 - second);
+            assert!(left.abs_diff(truth) <= Duration::from_secs(1), "{second}");
+            least = Some(left);
+        }
+    }
+
+    #[test]
+    fn a_copy_that_stands_still_claims_no_time() {
+        let began = Instant::now();
+        let mut meter = Meter::default();
+        let mut note = |second, bytes| {
+            let one = chunks(4, 1, bytes);
+            meter.note(began + Duration::from_secs(second), bytes, &[one], true)
+        };
+        note(0, 0);
+        assert!(note(1, 1000).is_some_and(|rate| rate.left == Some(Duration::from_secs(3))));
+        for second in 4..=30 {
+            assert!(note(second, 1000).is_some_and(|rate| rate.left.is_none()));
+        }
+        // The looks of half a minute know of no byte that came.
+        let last = (31..=70).map(|second| note(second, 1000)).last();
+        assert!(last.flatten().is_some_and(|rate| rate.per_second == 0.0));
+    }
+
+    /// A shard of large chunks says little of one of small chunks, and nothing of one whose tables
+    /// were not measured yet.
+    #[test]
+    fn what_is_missing_is_counted_by_shard() {
+        let (large, small, none) = (chunks(10, 5, 500), chunks(10, 5, 50), chunks(2, 0, 0));
+        assert_eq!(missing(&[large, small]), Some(550.0));
+        assert_eq!(missing(&[large, none]), Some(700.0));
+        assert_eq!(missing(&[none]), None);
+        let began = Instant::now();
+        let mut meter = Meter::default();
+        meter.note(began, 0, &[chunks(10, 0, 0)], false);
+        let rate = meter.note(began + Duration::from_secs(1), 500, &[large], false);
+        assert!(rate.is_some_and(|rate| rate.per_second == 500.0 && rate.left.is_none()));
     }
 }

@@ -1,6 +1,8 @@
 //! How a mover gets on, while it works: a bar on a terminal, events in JSON.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use pgshard::mover::{DesiredState, Event, MoveId, Observer, Phase};
@@ -9,7 +11,7 @@ use super::Verb;
 use super::audit::ShownAudit;
 use super::events::MoveEvent;
 use super::events::millis;
-use crate::output::Output;
+use crate::output::{Output, counted, size, whole_seconds};
 
 /// What a bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,20 @@ pub(crate) struct Watcher {
     bar: Mutex<Option<ProgressBar>>,
     count: Count,
     id: OnceLock<MoveId>,
+    fed: Mutex<BTreeMap<MoveId, FedState>>,
 }
+
+/// How far the old copies of a move are.
+#[derive(Clone, Copy, Debug)]
+struct FedState {
+    at: Instant,
+    bytes: u64,
+    seconds: f64,
+    changes: u64,
+}
+
+/// After this time without a report, a move is no longer fed.
+const FED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Watcher {
     pub(crate) fn new(output: Arc<Output>) -> Arc<Watcher> {
@@ -50,6 +65,7 @@ impl Watcher {
             bar: Mutex::default(),
             count,
             id: OnceLock::new(),
+            fed: Mutex::default(),
         })
     }
 
@@ -73,6 +89,26 @@ impl Watcher {
             .output
             .progress(what.to_owned(), "shards", shards as u64);
         *self.bar() = Some(bar);
+    }
+
+    /// Begins the line about old copies that take changes.
+    pub(crate) fn begin_feed(&self) {
+        if self.output.redraws() {
+            *self.bar() = Some(self.output.board());
+        }
+    }
+
+    /// Notes how far the old copies of a move are, or that they take no changes.
+    fn note_fed(&self, id: MoveId, state: Option<FedState>) {
+        let mut fed = self.fed.lock().unwrap_or_else(PoisonError::into_inner);
+        match state {
+            Some(state) => fed.insert(id, state),
+            None => fed.remove(&id),
+        };
+        fed.retain(|_, state| state.at.elapsed() < FED_WITHIN);
+        if let Some(bar) = self.bar().as_ref() {
+            bar.set_message(fed_line(fed.values()));
+        }
     }
 
     pub(crate) fn observer(self: &Arc<Watcher>) -> Observer {
@@ -191,7 +227,8 @@ impl Watcher {
             }
             Event::Feeding { id, shards } => {
                 self.output.note(format_args!(
-                    "the old copies of move {id} take changes: {shards} shards"
+                    "the old copies of move {id} take changes: {}",
+                    counted(shards, "shard")
                 ));
                 MoveEvent::Feeding {
                     r#move: id.to_string(),
@@ -203,13 +240,23 @@ impl Watcher {
                 bytes,
                 seconds,
                 changes,
-            } => MoveEvent::Fed {
-                r#move: id.to_string(),
-                behind_bytes: bytes,
-                behind_s: seconds,
-                changes,
-            },
+            } => {
+                let state = FedState {
+                    at: Instant::now(),
+                    bytes,
+                    seconds,
+                    changes,
+                };
+                self.note_fed(id, Some(state));
+                MoveEvent::Fed {
+                    r#move: id.to_string(),
+                    behind_bytes: bytes,
+                    behind_s: seconds,
+                    changes,
+                }
+            }
             Event::NotFed { id, error } => {
+                self.note_fed(id, None);
                 self.output.note(format_args!(
                     "the old copies of move {id} take no changes for now: {error}"
                 ));
@@ -227,4 +274,27 @@ impl Watcher {
         };
         self.output.event(told);
     }
+}
+
+/// The old copies of all moves that are fed, in a line; the one that is the furthest behind counts.
+fn fed_line<'a>(states: impl Iterator<Item = &'a FedState>) -> String {
+    let states: Vec<&FedState> = states.collect();
+    if states.is_empty() {
+        return "no old copies take changes".to_owned();
+    }
+    let changes: u64 = states.iter().map(|state| state.changes).sum();
+    let bytes = states.iter().map(|state| state.bytes).max().unwrap_or(0);
+    let behind = states.iter().map(|state| state.seconds).fold(0.0, f64::max);
+    let behind = match bytes {
+        0 => "up to date".to_owned(),
+        bytes => format!(
+            "up to {} and {} behind",
+            size(bytes),
+            whole_seconds(Duration::try_from_secs_f64(behind).unwrap_or_default())
+        ),
+    };
+    format!(
+        "old copies of {}: {behind}, {changes} changes applied",
+        counted(states.len(), "move")
+    )
 }

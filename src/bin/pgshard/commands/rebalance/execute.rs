@@ -396,7 +396,7 @@ impl<'a> Run<'a> {
         }
         if !self.there.is_empty() {
             self.output.note(format_args!(
-                "somebody else has moved {}",
+                "another command has moved {}",
                 counted(self.there.len(), "shard")
             ));
         }

@@ -133,7 +133,7 @@ async fn go(
             ));
         } else {
             let question = format!(
-                "finish {moves} of {shards} first, left open by an earlier run or somebody else?"
+                "finish {moves} of {shards} first, left open by an earlier run or another command?"
             );
             let Some(yes) = unless_interrupted(confirm(&question, consent, output)).await else {
                 return Ok(output.interrupted(None));
@@ -299,8 +299,8 @@ fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardI
     let standing = |entry: &Entry| {
         let id = entry.id;
         let why = format!(
-            "are of the move {id}, which nobody works on and somebody has told to {}\n  remedy: \
-                `pgshard moves continue {id}`, or `pgshard moves abort {id}`; then the same \
+            "are of the move {id}, on which no command works and that another one has told to {}\n  \
+                remedy: `pgshard moves continue {id}`, or `pgshard moves abort {id}`; then the same \
                 command again",
             entry.desired.as_str()
         );

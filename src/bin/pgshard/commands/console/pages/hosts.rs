@@ -161,7 +161,7 @@ fn slots(slots: &[Slot]) -> Markup {
                 thead { tr { th { "slot" } th { "read" } th.right { "WAL kept" } th.right { "behind" } } }
                 tbody { @for slot in slots { tr {
                     td { code { (text(&slot.name)) } " " span.faint { (kind(slot)) } }
-                    td { @if slot.active { "now" } @else { span.badge.warning { "by nobody" } } }
+                    td { @if slot.active { "now" } @else { span.badge.warning { "by none" } } }
                     td.right { (slot.kept.map_or_else(|| "-".to_owned(), size)) (in_danger(slot)) }
                     td.right { (slot.behind.map_or_else(|| "-".to_owned(), size)) }
                 } } }

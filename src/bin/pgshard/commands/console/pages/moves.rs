@@ -82,7 +82,7 @@ fn card(one: &MoveListing, followed: Option<&OpenMove>) -> Markup {
                 @if one.desired != "go" { " " span.badge.warning { "told to " (one.desired) } } }
             p { "shards " (short(&one.shards)) " from " b { (one.source) } " to " b { (one.target) } ", since "
                 (begun(&one.since)) " UTC" }
-            p { @if one.at_work.is_empty() { span.badge.warning { "nobody works on it" } }
+            p { @if one.at_work.is_empty() { span.badge.warning { "no command works on it" } }
                 @else { "at work: " (text(&one.at_work.join("; "))) } }
             @if let Some(open) = followed { (live(open)) }
             p { "next: " (one.next) ". "

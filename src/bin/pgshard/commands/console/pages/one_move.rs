@@ -87,6 +87,12 @@ fn summary(first: &Entry, entries: &[&Entry]) -> Markup {
     }
 }
 
+/// What an operator can do with the shard's move.
+fn comes_next(entry: &Entry) -> &'static str {
+    use super::super::super::moves::{can_be_taken_back, what_next};
+    what_next(entry.phase, can_be_taken_back(entry))
+}
+
 fn table(entries: &[&Entry]) -> Markup {
     html! {
         div.scroll { table {
@@ -100,10 +106,10 @@ fn table(entries: &[&Entry]) -> Markup {
                     td.right { (moves::pause(entry).map_or_else(|| "-".to_owned(), draw::milliseconds)) }
                     td { (moves::audit(super::super::super::moves::audit_word(&entry.audit))) }
                     td { (text(&super::super::super::moves::back(entry.reverse.as_ref()))) }
-                    td { (text(&entry.worker.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string))) }
+                    td { (text(&entry.worker.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string))) }
                 }
                 @if let Some(error) = &entry.last_error {
-                    tr.bad.more { td colspan="8" { (advice(error)) " What comes next: " (entry.phase.next()) "." } }
+                    tr.bad.more { td colspan="8" { (advice(error)) " What comes next: " (comes_next(entry)) "." } }
                 }
             } }
         } }
