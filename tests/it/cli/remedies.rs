@@ -37,6 +37,39 @@ fn one(code: &str, host: &str) -> (String, Option<String>) {
     (code.to_owned(), Some(host.to_owned()))
 }
 
+/// A config with another number of shards is named as what is wrong, not a host that answers.
+#[test]
+fn a_config_of_another_cluster_is_to_be_corrected() {
+    let cluster = cluster();
+    let text = fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap();
+    let more = text
+        .replace("shards = 8", "shards = 16")
+        .replace("-7\"", "-15\"");
+    let more = cluster.write("more.toml", &more);
+    for args in [
+        &["move", "0", "--to", "db2", "--yes"][..],
+        &["moves"],
+        &["moves", "gc"],
+        &["moves", "repair", "0", "--plan"],
+        &["drain", "db1", "--yes"],
+        &["rebalance", "--plan"],
+        &["host", "remove", "db2", "--yes"],
+    ] {
+        let told = run(
+            &cluster,
+            &[&["--config", more.to_str().unwrap()], args].concat(),
+        );
+        let said = format!("{}{}", told.stdout, told.stderr);
+        assert_ne!(told.exit, 0, "{args:?}: {said}");
+        assert!(
+            said.contains("remedy: correct the config: `pgshard check` names what differs"),
+            "{args:?}: {said}"
+        );
+        assert!(!said.contains("host db1: host db1"), "{args:?}: {said}");
+        assert!(!said.contains("must answer"), "{args:?}: {said}");
+    }
+}
+
 /// A user who may not log in is not told to start the server.
 #[test]
 fn a_refused_login_is_no_dead_host() {

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Observer, Options, PartialAnswer, Phase};
+use pgshard::mover::{Entry, Error, Observer, Options, PartialAnswer, Phase};
 use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostFacts, HostFault, ShardState};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::super::moves::CORRECT_THE_CONFIG;
 use super::edit_failure;
 use crate::confirm::{Consent, confirm};
 use crate::context;
@@ -187,9 +188,13 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
     } = mover(config, Options::default(), Observer::silent())
         .list(None)
         .await;
-    if let Some((host, error)) = silent.into_iter().next() {
-        let error = format!("host {host} may have moves to {name}: {}", chain(&error));
-        return Err(Failure::new(Exit::Failed, error).hint("every host must answer"));
+    if let Some((host, silent)) = silent.into_iter().next() {
+        let error = format!("host {host} may have moves to {name}: {}", chain(&silent));
+        let remedy = match &silent {
+            Error::OtherHost { .. } | Error::OtherCluster { .. } => CORRECT_THE_CONFIG,
+            _ => "every host must answer; `pgshard check` says what is wrong",
+        };
+        return Err(Failure::new(Exit::Failed, error).hint(remedy));
     }
     let in_phase = |phase| entries.iter().filter(move |entry| entry.phase == phase);
     let kept = || in_phase(Phase::Kept);

@@ -11,6 +11,7 @@ use tokio_postgres::error::SqlState;
 
 use super::audit::{self, ShownAudit};
 use super::events::{FailedShard, MoveEvent, MoveSummary, millis};
+use super::find::CORRECT_THE_CONFIG;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
@@ -519,6 +520,9 @@ pub(crate) fn failure(error: Error) -> Failure {
                 .iter()
                 .map(|refusal| format!("{refusal}\n  remedy: {}", refusal.remedy));
             Failure::several(Exit::Refused, each)
+        }
+        Error::OtherHost { .. } | Error::OtherCluster { .. } => {
+            Failure::new(code(&error), error).hint(CORRECT_THE_CONFIG)
         }
         Error::NoSuchMove { .. } => Failure::usage(error).hint("see `pgshard moves list`"),
         Error::AtWork { shard, id, .. } => {

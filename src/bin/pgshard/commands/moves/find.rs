@@ -207,6 +207,20 @@ fn one_of(ids: &[MoveId]) -> String {
     format!("name one of {}{more}", newest.join(", "))
 }
 
+/// What to do about a host that has recorded something else than the config says.
+pub(in super::super) const CORRECT_THE_CONFIG: &str =
+    "correct the config: `pgshard check` names what differs from what the host has recorded";
+
+/// Why a host could not be read, with its name in front, once.
+pub(in super::super) fn named_host(host: &HostName, error: &Error) -> String {
+    let (words, name) = (chain(error), format!("host {host}"));
+    if words.starts_with(&name) {
+        words
+    } else {
+        format!("{name}: {words}")
+    }
+}
+
 /// Reports the hosts that could not be read, and what to do about each.
 pub(super) fn unread(silent: &[(HostName, Error)], output: &Output) -> Exit {
     for (host, error) in silent {
@@ -219,15 +233,12 @@ pub(super) fn unread(silent: &[(HostName, Error)], output: &Output) -> Exit {
                 synchronous_standby_names waits for, or correct that setting; then the same \
                 command again"
                 .to_owned(),
+            Error::OtherHost { .. } | Error::OtherCluster { .. } => {
+                format!("{CORRECT_THE_CONFIG}; then look again")
+            }
             _ => "see what `pgshard check` says of it, then look again".to_owned(),
         };
-        let (words, name) = (chain(error), format!("host {host}"));
-        let words = if words.starts_with(&name) {
-            words
-        } else {
-            format!("{name}: {words}")
-        };
-        output.error_with_remedy(words, &remedy);
+        output.error_with_remedy(named_host(host, error), &remedy);
     }
     if silent.is_empty() {
         Exit::Done

@@ -43,7 +43,7 @@ pub(crate) use end::{
     DIFFERS, Verb, code, failure, nothing_moved, print_end, remedy, tell_by_cause,
 };
 pub(crate) use events::{MoveEvent, millis};
-pub(super) use find::among;
+pub(super) use find::{CORRECT_THE_CONFIG, among, named_host};
 pub(crate) use list::{ListReport, MoveListing, ShowReport, Which, list, show};
 pub(super) use list::{back, can_be_taken_back, what_next};
 pub(crate) use progress::{Line, shown, watch};

@@ -17,7 +17,6 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{DesiredState, Entry, Error, MoveId, Mover, PartialAnswer, Phase};
-use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 pub(crate) use self::events::RebalanceEvent;
@@ -26,7 +25,7 @@ pub(crate) use self::show::PlanReport;
 pub(super) use self::show::{json, of_share};
 use self::watch::Watcher;
 use super::measure::{ShardWeight, weigh};
-use super::moves::until_done;
+use super::moves::{CORRECT_THE_CONFIG, named_host, until_done};
 use crate::args::{Doing, Drain, Measure, Rebalance};
 use crate::confirm::{Consent, confirm};
 use crate::context;
@@ -255,13 +254,11 @@ async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
         ..
     } = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
-        // An error of a connection names its host already.
-        let error = match &error {
-            Error::Connect { .. } => chain(&error),
-            error => format!("host {host}: {}", chain(error)),
+        let remedy = match &error {
+            Error::OtherHost { .. } | Error::OtherCluster { .. } => CORRECT_THE_CONFIG,
+            _ => "every host must answer; `pgshard check` says what is wrong",
         };
-        return Err(Failure::new(Exit::Failed, error)
-            .hint("every host must answer; `pgshard check` says what is wrong"));
+        return Err(Failure::new(Exit::Failed, named_host(&host, &error)).hint(remedy));
     }
     Ok(entries
         .into_iter()
