@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db.models import CompositePrimaryKey, ForeignKey
+from django.db.models.base import ModelBase
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.reverse_related import ForeignObjectRel
 from django.db.models.signals import class_prepared
@@ -29,6 +30,8 @@ def is_sharded(model: Any) -> bool:
     models that have one."""
     known = model.__dict__.get("_pgshard_sharded")
     if known is None:
+        if not isinstance(model, ModelBase):
+            return False  # Django's cache in a database asks routers about a class of its own.
         known = _is_sharded(model)
         if _is_complete(model):
             model._pgshard_sharded = known

@@ -88,6 +88,39 @@ def test_a_fixture_may_refer_by_natural_keys_to_what_comes_later(manage, tmp_pat
     assert User.objects.filter(username="later").delete()[0] == 1
 
 
+def test_a_cache_in_a_database_works_also_where_a_shard_is_chosen(world, db):
+    from importlib import import_module
+
+    from django.core.cache import caches
+    from django.core.management import call_command
+    from django.db import connection
+    from django.test import override_settings
+
+    from pgshard.django import run_in_shard
+
+    backend = "django.core.cache.backends.db.DatabaseCache"
+
+    def use():
+        cache = caches["default"]
+        cache.set("a", 5)
+        return cache.get("a"), cache.add("a", 6), cache.delete("a"), cache.get("a")
+
+    def session():
+        kind = import_module("django.contrib.sessions.backends.cached_db").SessionStore
+        made = kind()
+        made["x"] = 1
+        made.save()
+        return kind(made.session_key)["x"]
+
+    with override_settings(CACHES={"default": {"BACKEND": backend, "LOCATION": "cache_table"}}):
+        call_command("createcachetable", verbosity=0)
+        for work in (use, lambda: run_in_shard(U, use)):
+            assert work() == (5, False, True, None)
+        assert session() == run_in_shard(U, session) == 1
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE cache_table")
+
+
 def test_names_that_are_wrong_are_named_without_a_traceback(manage, tmp_path):
     (tmp_path / "empty.py").write_text("")
     for args in (
