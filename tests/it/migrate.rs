@@ -897,7 +897,8 @@ on_each_version! {
                 .collect();
             assert_eq!(left, [0, 1, 2, 3], "{done}");
             let (words, id) = (failed[0]["message"].as_str().unwrap(), &ids[0]);
-            let told = format!("migrations wait for it: the move {id}, on which no command works (");
+            let told =
+                format!("migrations wait for it: the move {id}, on which no command works (");
             assert!(words.contains(&told), "{words}");
             assert_eq!(
                 (

@@ -41,7 +41,8 @@ pub(in crate::schema) fn jumped(
     );
     let remedy = format!(
         "a program other than pgshard has written to pgshard.shard of {from}, or it is another \
-            server than it claims: keep writers from it, see which roles can write to it, and restore it from a backup"
+            server than it claims: keep writers from it, see which roles can write to it, \
+            and restore it from a backup"
     );
     (what, remedy)
 }

@@ -40,8 +40,8 @@ pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsErro
             return;
         }
         FactsError::Unreadable { .. } => {
-            let remedy = "a program other than pgshard has written there: correct that row; `DELETE FROM \
-                pgshard.known_host`, then \
+            let remedy = "a program other than pgshard has written there: correct that row; \
+                `DELETE FROM pgshard.known_host`, then \
                           `pgshard bootstrap`, where it is what the host knows of others";
             ("host_unreadable", remedy.to_owned())
         }

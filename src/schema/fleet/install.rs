@@ -37,8 +37,8 @@ pub enum ControlError {
     Busy,
     /// Another session has held a lock on a table of the control schema for five seconds.
     #[error(
-        "cannot {doing}, while another session holds a lock on its tables, as pg_dump does until it \
-         ends"
+        "cannot {doing}, while another session holds a lock on its tables, as pg_dump does until \
+         it ends"
     )]
     Locked {
         /// What was being done.

@@ -783,8 +783,8 @@ pub(in crate::schema) mod tests {
                 "0001_a.sql and 0001_b.sql have the same number: give the later one the next",
                 "0002_c.sql holds no statement: remove it, or write one",
                 "0003_d.sql line 2: ' opens a text that is never closed",
-                "0004_e.sql line 1: COPY SHARD gives rows to the client, which drops them: leave it \
-                    out",
+                "0004_e.sql line 1: COPY SHARD gives rows to the client, which drops them: leave \
+                    it out",
                 &format!("3_d.sql {form}"),
                 &format!("readme.sql {form}"),
             ]

@@ -25,7 +25,8 @@ pub struct Activity {
 /// The counters of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardActivity {
-    /// Its tables with their indexes and TOAST on disk in bytes, as VACUUM or ANALYZE last saw them.
+    /// Its tables with their indexes and TOAST on disk in bytes, as VACUUM or ANALYZE last saw
+    /// them.
     pub bytes: u64,
     /// Rows that scans fetched, of tables. An index-only scan fetches none.
     pub rows_read: u64,

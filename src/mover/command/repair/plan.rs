@@ -326,8 +326,8 @@ fn step(action: &Action, names: &Names) -> String {
             id,
             epoch,
         } => format!(
-            "{host} opens what the move {id} brought, although it is unknown whether its source had \
-                decided, and serves it at epoch {epoch}"
+            "{host} opens what the move {id} brought, although it is unknown whether its source \
+                had decided, and serves it at epoch {epoch}"
         ),
     }
 }
@@ -352,9 +352,9 @@ fn at_risk(
     for host in give_up {
         match known(host) {
             None => risks.push(format!(
-                "whatever {host} took while it had the shard, if it had it: no other host has that, \
-                    except what was fed to an old copy. It must not come back as it was before \
-                    `pgshard check` has seen it"
+                "whatever {host} took while it had the shard, if it had it: no other host has \
+                    that, except what was fed to an old copy. It must not come back as it was \
+                    before `pgshard check` has seen it"
             )),
             Some(known) => risks.extend(given_up(host, known, actions)),
         }

@@ -296,9 +296,9 @@ fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardI
     let standing = |entry: &Entry| {
         let id = entry.id;
         let why = format!(
-            "are of the move {id}, on which no command works and that another one has told to {}\n  \
-                remedy: `pgshard moves continue {id}`, or `pgshard moves abort {id}`; then the same \
-                command again",
+            "are of the move {id}, on which no command works and that another one has told to \
+                {}\n  remedy: `pgshard moves continue {id}`, or `pgshard moves abort {id}`; then \
+                the same command again",
             entry.desired.as_str()
         );
         (entry.shard, why)

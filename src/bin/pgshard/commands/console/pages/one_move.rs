@@ -87,6 +87,12 @@ fn summary(first: &Entry, entries: &[&Entry]) -> Markup {
     }
 }
 
+/// The command that works on the shard's move.
+fn worker(entry: &Entry) -> String {
+    let worker = entry.worker.as_ref();
+    worker.map_or_else(|| "-".to_owned(), ToString::to_string)
+}
+
 /// What an operator can do with the shard's move.
 fn comes_next(entry: &Entry) -> &'static str {
     use super::super::super::moves::{can_be_taken_back, what_next};
@@ -106,10 +112,12 @@ fn table(entries: &[&Entry]) -> Markup {
                     td.right { (moves::pause(entry).map_or_else(|| "-".to_owned(), draw::milliseconds)) }
                     td { (moves::audit(super::super::super::moves::audit_word(&entry.audit))) }
                     td { (text(&super::super::super::moves::back(entry.reverse.as_ref()))) }
-                    td { (text(&entry.worker.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string))) }
+                    td { (text(&worker(entry))) }
                 }
                 @if let Some(error) = &entry.last_error {
-                    tr.bad.more { td colspan="8" { (advice(error)) " What comes next: " (comes_next(entry)) "." } }
+                    tr.bad.more { td colspan="8" {
+                        (advice(error)) " What comes next: " (comes_next(entry)) "."
+                    } }
                 }
             } }
         } }
