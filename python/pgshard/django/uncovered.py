@@ -3,6 +3,7 @@ a rollback does not take them back."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -30,7 +31,10 @@ _WRITE = re.compile(
 _WITH = re.compile(
     r"\s*WITH\b.*\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO)\b", re.IGNORECASE | re.DOTALL
 )
-_INNER = tuple(f"{Path(file).parent}{os.sep}" for file in (django.__file__, __file__))
+_INNER = (
+    *(f"{Path(file).parent}{os.sep}" for file in (django.__file__, __file__)),
+    contextlib.__file__,
+)
 
 
 class UncoveredWriteWarning(RuntimeWarning):

@@ -192,6 +192,31 @@ def test_a_connection_has_the_time_zone_of_the_settings(m, pools):
     assert zone() == ("UTC",)
 
 
+def test_a_connection_assumes_the_role_of_the_options(world, m, pools, monkeypatch):
+    from django.db import ProgrammingError, connections
+
+    m.Photo.objects.create(user_id=U, title="x")
+    role = '"a reader\'s"'
+    with world.superuser("db1") as server:
+        server.execute(f"CREATE ROLE {role}; GRANT {role} TO app")
+        server.execute(f"GRANT USAGE ON SCHEMA shard_0003 TO {role}")
+        server.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA shard_0003 TO {role}")
+    pools.close_all()
+    try:
+        monkeypatch.setitem(connections.settings._options, "assume_role", "a reader's")
+        with connections["shard-3"].cursor() as cursor:
+            cursor.execute("SELECT current_user::text, session_user::text")
+            assert cursor.fetchone() == ("a reader's", "app")
+        assert [photo.title for photo in m.Photo.objects.for_key(U).iterator()] == ["x"]
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            m.Photo.objects.create(user_id=U, title="y")
+    finally:
+        monkeypatch.undo()
+        pools.close_all()
+        with world.superuser("db1") as server:
+            server.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_the_compilers_are_those_of_postgresql():
     """The classes for PostgreSQL refuse dangerous aliases, and insert many rows faster."""
     from django.db.backends.postgresql import compiler as djangos

@@ -407,6 +407,11 @@ def test_a_write_to_a_shard_in_a_transaction_of_another_database_is_reported(m, 
     with pytest.warns(p.UncoveredWriteWarning, match="run_in_shard") as said, transaction.atomic():
         other.save()
     assert said[0].filename == __file__
+    copy = "COPY {shard}.photos_tag (user_id, word) FROM STDIN"
+    cursor = connections["shard-3"].cursor()
+    with pytest.warns(p.UncoveredWriteWarning) as said, transaction.atomic(), cursor.copy(copy):
+        pass
+    assert said[0].filename == __file__
     with (
         override_settings(PGSHARD_UNCOVERED_WRITES="allow"),
         warnings.catch_warnings(),

@@ -298,7 +298,10 @@ class RelationProgram(Program):
                 values = {"user_id": user, "name": name}
                 w.objects[name] = yield lambda: model.objects.create(**values)
             one = w.objects[name]
-            some = [w.m.Fan.objects.get_or_create(name=f"f{at}")[0] for at in fans]
+            known = w.m.Fan.objects.order_by("pk")  # Others may have got its name by an update.
+            some = [
+                known.filter(name=f"f{at}").first() or known.create(name=f"f{at}") for at in fans
+            ]
             rows = model.objects.filter(user_id=one.user_id)
             loan = label == "Lent" and not w.sharded
             more = {"through_defaults": {"user_id": one.user_id}} if loan else {}

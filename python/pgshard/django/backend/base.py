@@ -24,6 +24,7 @@ from django.db.backends.utils import debug_transaction
 from django.dispatch import Signal
 from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
+from psycopg.sql import SQL, Literal
 
 from ... import errors as core
 from ...connection import is_lost, is_standby
@@ -126,6 +127,14 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         level = self.settings_dict["OPTIONS"].get("isolation_level")
         if level is not None:
             connection.isolation_level = IsolationLevel(level)
+
+    def _configure_role(self, connection: Connection) -> bool:
+        """The same as Django's, which would ask this object's connection how to quote the name: the
+        one that is being opened."""
+        role = self.settings_dict["OPTIONS"].get("assume_role")
+        if role:
+            connection.execute(SQL("SET ROLE {}").format(Literal(role)))
+        return bool(role)
 
     def connect(self) -> None:
         """Starts over: in autocommit, on the thread's connection. Begins a deferred transaction."""
