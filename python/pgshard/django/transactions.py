@@ -55,7 +55,7 @@ def _watch_others() -> None:
     for alias in dict.keys(connections.settings):
         wrappers = connections[alias].execute_wrappers
         if _watch not in wrappers:
-            # The last one is removed by whoever has added it.
+            # Not at the end: Django's `execute_wrapper` takes the last one away when it is done.
             wrappers.insert(0, _watch)
 
 

@@ -354,7 +354,7 @@ Photo.objects.filter(user_id=3).iterator(chunk_size=1).__next__()
 """
 
 
-def test_forks_keep_their_hands_off_connections_in_use(world):
+def test_forks_leave_connections_in_use_alone(world):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
