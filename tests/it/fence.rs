@@ -1,5 +1,5 @@
 //! The fence on real servers, made by the functions of the control schema: signpost, swap, barrier,
-//! marker, swap back, expiry, decision and opening (`migrations/control/0001_control.sql`). They
+//! marker, swap back, expiry, decision and opening (`migrations/control/0004_ownership.sql`). They
 //! are called over plain connections, with nothing of the library in between. Except for the
 //! barrier's VACUUMs and the creation of roles, everything runs as the application's role, which is
 //! not a superuser.

@@ -286,12 +286,8 @@ on_each_version! {
         // A cluster of an earlier version: a mover says what to do, and bootstrap records what the
         // hosts agree on.
         for host in [0, 1, 2] {
-            let sql = "DROP TABLE pgshard.known_host; DROP FUNCTION pgshard.migrated(text);
-                DROP FUNCTION pgshard.end_moves, pgshard.stand_down, pgshard.take_back, \
-                pgshard.open_given_up,
-                    pgshard.raise_epoch;
-                DROP TABLE pgshard.lent_identity;
-                DELETE FROM pgshard.control_migration WHERE version >= 6";
+            let sql = "DROP TABLE pgshard.known_host, pgshard.identity;
+                DELETE FROM pgshard.control_migration WHERE version >= 7";
             world
                 .servers
                 .app(host)
@@ -301,7 +297,7 @@ on_each_version! {
                 .unwrap();
         }
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
-        let words = "has a control schema of version 5, and this pgshard works with version 10: \
+        let words = "has a control schema of version 6, and this pgshard works with version 8: \
             run `pgshard bootstrap \
                      --host db1`";
         assert!(ran.stderr.contains(words), "{} {}", ran.code(), ran.stderr);
@@ -315,10 +311,7 @@ on_each_version! {
         // Who holds a lock keeps it from being brought up to date, and routers and movers do not
         // wait behind it for long.
         let reader = world.servers.app(0).await;
-        let sql =
-            "ALTER TABLE pgshard.move DROP COLUMN audit, DROP COLUMN audited_at, DROP COLUMN \
-            audit_found;
-            DROP TABLE pgshard.identity; DELETE FROM pgshard.control_migration WHERE version >= 4";
+        let sql = "ALTER TABLE pgshard.move DROP COLUMN audited_at";
         reader.batch_execute(sql).await.unwrap();
         reader
             .batch_execute("BEGIN; SELECT FROM pgshard.move")

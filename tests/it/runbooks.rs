@@ -727,12 +727,8 @@ on_each_version! {
         let world = World::new(&[version, version], 8).await;
         for host in [0, 1] {
             // As the control schema of an earlier release.
-            let sql = "DROP TABLE pgshard.known_host; DROP FUNCTION pgshard.migrated(text);
-                DROP FUNCTION pgshard.end_moves, pgshard.stand_down, pgshard.take_back, \
-                pgshard.open_given_up,
-                    pgshard.raise_epoch;
-                DROP TABLE pgshard.lent_identity;
-                DELETE FROM pgshard.control_migration WHERE version >= 6";
+            let sql = "DROP TABLE pgshard.known_host, pgshard.identity;
+                DELETE FROM pgshard.control_migration WHERE version >= 7";
             world
                 .servers
                 .app(host)

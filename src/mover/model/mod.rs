@@ -4,7 +4,7 @@
 //! what is modelled and what is not.
 //!
 //! Each transition stands for one statement or transaction of the mover (`movers`), the router
-//! (`clients`) or a function of `migrations/control/0001_control.sql` (`source`, `target`). The
+//! (`clients`) or a function of `migrations/control/0004_ownership.sql` (`source`, `target`). The
 //! rules are in `properties`, and the wrong variants that they must find in `mutant`. Six questions
 //! have small models of their own: which change counts (`chunks`), when a table is published
 //! (`publish`), what a slot may forget (`positions`), what a rollback finds (`reverse`), who may

@@ -1,4 +1,4 @@
-//! The functions of `migrations/control/0001_control.sql` that run on the source, as pure
+//! The functions of `migrations/control/0004_ownership.sql` that run on the source, as pure
 //! transitions. Each is one transaction: all or nothing. `None` is `SH002`, or an UPDATE that found
 //! no row: nothing was changed.
 

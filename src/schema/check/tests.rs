@@ -512,7 +512,7 @@ fn why_a_move_was_not_audited() {
     };
     control.audits = vec![
         audit(1, &[], &[]),
-        audit(2, &[], &["it was kept before there were audits"]),
+        audit(2, &[], &["nothing is recorded of its audit"]),
         audit(3, &["table photos (7)"], &["table users: it was dropped"]),
     ];
     let id = uuid::Uuid::nil();
@@ -530,8 +530,8 @@ fn why_a_move_was_not_audited() {
             ),
             format!("not_audited shard 1: the move {id} to db2 was not audited: it was broken off"),
             format!(
-                "not_audited shard 2: the move {id} to db2 was not audited: it was kept before \
-                    there were audits"
+                "not_audited shard 2: the move {id} to db2 was not audited: nothing is recorded of \
+                    its audit"
             ),
         ]
     );

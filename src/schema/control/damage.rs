@@ -15,8 +15,8 @@ use super::script::statements;
 use super::steps::{checksum, steps};
 use crate::pg::quote_ident;
 
-/// The control migration that takes from PUBLIC what routers use.
-const RIGHTS: i32 = 9;
+/// The control migration that revokes the schema from PUBLIC.
+const RIGHTS: i32 = 8;
 
 /// What is installed, as [`INSTALLED`] gives it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

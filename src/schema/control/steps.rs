@@ -1,11 +1,10 @@
 //! The migrations of the control schema: their texts, and what is recorded of them.
 //!
 //! Invariant: the text of a step never changes once it was released; a change is the next number.
+//! Until the first release, a change goes into the step that it belongs to.
 //!
-//! The steps are not merged into one although none was released: `damage` and `shape` derive the
-//! expected objects from these texts, the mover's model reads single files, and tests install each
-//! earlier version and upgrade it. A merged step has to be compared with the sum of these, object
-//! by object, on every supported version of PostgreSQL.
+//! The steps up to [`VERSION`] are cut by subject, and each object is created once. `damage` and
+//! `shape` derive the expected objects from these texts.
 
 use sha2::{Digest, Sha256};
 
@@ -16,56 +15,46 @@ pub(in crate::schema) struct Step {
     pub(in crate::schema) sql: &'static str,
 }
 
-pub(in crate::schema) const STEPS: [Step; 10] = [
+pub(in crate::schema) const STEPS: [Step; 8] = [
     Step {
         version: 1,
-        name: "control",
-        sql: include_str!("../../../migrations/control/0001_control.sql"),
+        name: "shards",
+        sql: include_str!("../../../migrations/control/0001_shards.sql"),
     },
     Step {
         version: 2,
-        name: "open_past_autovacuum",
-        sql: include_str!("../../../migrations/control/0002_open_past_autovacuum.sql"),
+        name: "moves",
+        sql: include_str!("../../../migrations/control/0002_moves.sql"),
     },
     Step {
         version: 3,
-        name: "mover",
-        sql: include_str!("../../../migrations/control/0003_mover.sql"),
+        name: "signposts",
+        sql: include_str!("../../../migrations/control/0003_signposts.sql"),
     },
     Step {
         version: 4,
-        name: "audit",
-        sql: include_str!("../../../migrations/control/0004_audit.sql"),
+        name: "ownership",
+        sql: include_str!("../../../migrations/control/0004_ownership.sql"),
     },
     Step {
         version: 5,
-        name: "identity",
-        sql: include_str!("../../../migrations/control/0005_identity.sql"),
+        name: "migrations",
+        sql: include_str!("../../../migrations/control/0005_migrations.sql"),
     },
     Step {
         version: 6,
-        name: "known",
-        sql: include_str!("../../../migrations/control/0006_known.sql"),
+        name: "repair",
+        sql: include_str!("../../../migrations/control/0006_repair.sql"),
     },
     Step {
         version: 7,
-        name: "repair",
-        sql: include_str!("../../../migrations/control/0007_repair.sql"),
+        name: "hosts",
+        sql: include_str!("../../../migrations/control/0007_hosts.sql"),
     },
     Step {
         version: 8,
-        name: "lent_identity",
-        sql: include_str!("../../../migrations/control/0008_lent_identity.sql"),
-    },
-    Step {
-        version: 9,
         name: "rights",
-        sql: include_str!("../../../migrations/control/0009_rights.sql"),
-    },
-    Step {
-        version: 10,
-        name: "redirect",
-        sql: include_str!("../../../migrations/control/0010_redirect.sql"),
+        sql: include_str!("../../../migrations/control/0008_rights.sql"),
     },
 ];
 

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use super::answer::{failed, json};
-use super::{later, snapshot};
+use super::{auxiliary, snapshot};
 use crate::schema::control::damage::{INSTALLED, InstalledObjects};
 use crate::schema::control::rights::{self, Users};
 use crate::schema::control::shape::{self, SHAPE, Shape};
@@ -17,9 +17,9 @@ use crate::schema::survey::facts::{ControlFacts, FactsError};
 ///
 /// # Errors
 /// [`FactsError::Lacking`] where tables or columns of it are gone.
-pub(super) async fn read(client: &Client, has_record: bool) -> Result<ControlFacts, FactsError> {
+pub(super) async fn read(client: &Client) -> Result<ControlFacts, FactsError> {
     let seen = shape(client).await?;
-    match contents(client, &seen, has_record).await {
+    match contents(client, &seen).await {
         Ok(control) => Ok(ControlFacts {
             shape: Some(seen),
             ..control
@@ -38,22 +38,10 @@ pub(super) fn is_whole(control: &ControlFacts) -> bool {
 }
 
 /// Everything of the control schema but its shape.
-async fn contents(
-    client: &Client,
-    shape: &Shape,
-    has_record: bool,
-) -> Result<ControlFacts, FactsError> {
+async fn contents(client: &Client, shape: &Shape) -> Result<ControlFacts, FactsError> {
     let mut control = snapshot::read(client, shape).await?;
-    if has_record {
-        later::read_since_6(client, shape, &mut control).await?;
-    }
-    if control
-        .migrations
-        .iter()
-        .any(|migration| migration.version == 8)
-    {
-        control.still_lent = later::still_lent(client).await?;
-    }
+    auxiliary::read(client, shape, &mut control).await?;
+    control.still_lent = auxiliary::still_lent(client).await?;
     control.installed = Some(installed(client).await?);
     control.foreign_locks = lock::foreign(client).await.map_err(failed)?;
     control.routers = rights::routers(client, &Users::OfShards, &BTreeSet::new())

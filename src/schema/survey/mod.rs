@@ -4,7 +4,7 @@
 //!
 //! A survey of a host starts with its server ([`server`]), which every role may read. The control
 //! schema ([`control`]) can be read by its owner and by monitors: one statement reads everything
-//! about the shards ([`snapshot`]), and others read what later versions added ([`later`]).
+//! about the shards ([`snapshot`]), others what may be of another moment ([`auxiliary`]).
 //!
 //! Invariant: everything that a survey holds about a host comes from one snapshot, except its
 //! clocks. A shard that moves during the survey does not appear on two hosts, and its schema does
@@ -18,12 +18,12 @@ use crate::pg::ConnectOptions;
 use crate::schema::control::monitors;
 
 mod answer;
+mod auxiliary;
 pub(in crate::schema) mod clock;
 mod control;
 pub(in crate::schema) mod expected_objects;
 pub(in crate::schema) mod facts;
 pub(in crate::schema) mod host_records;
-mod later;
 mod load;
 mod measure;
 pub(in crate::schema) mod refusal;
@@ -33,6 +33,7 @@ mod status;
 mod streams;
 pub mod top;
 
+pub(super) use auxiliary::open_move;
 pub(super) use control::{installed, shape};
 pub use expected_objects::{RESTORE, missing_objects};
 pub use facts::{
@@ -40,7 +41,6 @@ pub use facts::{
     LedgerRow, MadeSet, OfMoves, OpenMove, OpenRollback, Record, RecordedCluster, RecordedControl,
     ServerFacts, ShardRow, ShardState, Survey,
 };
-pub(super) use later::open_move;
 pub use load::{HostLoad, SlotLoad, host_load};
 pub use measure::{Measure, Sizes, measure};
 pub(crate) use refusal::shards_named;
@@ -200,10 +200,7 @@ fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, Facts
         } = server::read(client).await?;
         let control = match control {
             None => None,
-            Some(server::Control {
-                foreign,
-                has_record,
-            }) => {
+            Some(server::Control { foreign }) => {
                 if let Some(server::Foreign { owner, role }) = foreign {
                     if who == Who::Owner
                         || !monitors::watches(client).await.map_err(server::failed)?
@@ -212,7 +209,7 @@ fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, Facts
                     }
                     server.watcher = Some(role);
                 }
-                Some(control::read(client, has_record).await?)
+                Some(control::read(client).await?)
             }
         };
         Ok(HostFacts {

@@ -443,7 +443,7 @@ pub(in crate::schema) mod tests {
                 "it recorded the schema prefix \"s\", the config says \"shard_\"",
                 "it recorded that keys are uuid:sha256, the config says integer",
                 "it recorded that it is the host db7, the config calls it db1",
-                "its control migration 1 (control) was run with another text than this pgshard has",
+                "its control migration 1 (shards) was run with another text than this pgshard has",
                 format!("its control schema has version 99, this pgshard knows {VERSION}").as_str(),
             ]
         );

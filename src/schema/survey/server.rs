@@ -24,8 +24,6 @@ pub(super) struct Answer {
 pub(super) struct Control {
     /// The owner and the current role, if that one may not act for the owner.
     pub(super) foreign: Option<Foreign>,
-    /// Whether it has a table for what the host knows of others, as from version 6 on.
-    pub(super) has_record: bool,
 }
 
 /// A control schema of another role.
@@ -67,8 +65,6 @@ SELECT current_setting('server_version_num')::int4 AS version, current_user::tex
        -- Whatever table somebody has dropped, it is still known as a control schema.
        (SELECT count(*) > 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'pgshard' AND c.relname IN ('control_migration', 'cluster', 'shard')) AS has_control,
-       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-               WHERE n.nspname = 'pgshard' AND c.relname = 'known_host') AS has_record,
        ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$') AS schemas,
        ARRAY(SELECT nspname::text FROM pg_namespace
              WHERE nspname ~ '[0-9]{4}__(left_e[0-9]+|incoming|signpost(_e[0-9]+)?)$' ORDER BY 1) AS of_moves,
@@ -152,10 +148,7 @@ fn control(row: &Row, owner: Option<String>) -> Result<Option<Control>, FactsErr
         true => None,
         false => owner.map(|owner| Foreign { owner, role }),
     };
-    Ok(Some(Control {
-        foreign,
-        has_record: get(row, "has_record")?,
-    }))
+    Ok(Some(Control { foreign }))
 }
 
 /// The error where the question failed.

@@ -22,12 +22,11 @@ use crate::shard::ShardId;
 /// The source of audits. A monitor may not read the whole row.
 const AUDITED: &str = "pgshard.move";
 
-/// Replaces [`AUDITED`] in a control schema of a version before 4: what version 4 will record of
-/// the moves that it finds there. If the columns were dropped by hand, nothing is known of any
-/// audit, which is reported as damage.
-const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase,
-        CASE mode WHEN 'blocking' THEN 'audited' END AS audit, NULL::jsonb AS audit_found
-    FROM pgshard.move WHERE NOT EXISTS (SELECT FROM pgshard.control_migration WHERE version >= 4))";
+/// Replaces [`AUDITED`] if the columns were dropped by hand: nothing is known of any audit, which
+/// is reported as damage.
+const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase, NULL AS audit,
+        NULL::jsonb AS audit_found
+    FROM pgshard.move WHERE false)";
 
 /// Rows as JSON arrays, which are short: a host has thousands of shards. `AUDITED` in it is
 /// [`AUDITED`] or [`NO_AUDITS`].
@@ -243,7 +242,7 @@ fn kept_audit((shard, move_id, target, state, found): RawAudit) -> Result<KeptAu
     };
     let differences = found.differences.into_iter().map(difference).collect();
     let left_out = match state {
-        None => vec!["it was kept before there were audits".to_owned()],
+        None => vec!["nothing is recorded of its audit".to_owned()],
         Some(_) => found
             .left_out
             .into_iter()
@@ -299,7 +298,7 @@ mod tests {
     fn why_a_kept_shard_was_not_audited() {
         assert_eq!(
             told("null, {}").left_out,
-            ["it was kept before there were audits"]
+            ["nothing is recorded of its audit"]
         );
         assert_eq!(told(r#""under way", {}"#).left_out, [""; 0]);
         let left_out =

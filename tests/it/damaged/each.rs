@@ -189,15 +189,15 @@ const ROWS: [Break; 19] = [
         Remedy::Restore("INSERT INTO pgshard.cluster SELECT * FROM public.kept"),
     ),
     (
-        "DELETE FROM pgshard.control_migration WHERE version IN (4, 8)",
+        "DELETE FROM pgshard.control_migration WHERE version IN (4, 6)",
         "control_unrecorded",
-        "its control migration 8 was run, and the record of that is gone",
+        "its control migration 6 was run, and the record of that is gone",
         Remedy::Statement("INSERT INTO"),
     ),
     (
         "UPDATE pgshard.control_migration SET checksum = 'x' WHERE version = 3",
         "control_changed",
-        "its control migration 3 (mover) was run with another text",
+        "its control migration 3 (signposts) was run with another text",
         Remedy::Restore(
             "UPDATE pgshard.control_migration m SET checksum = f.checksum
              FROM public.saved f WHERE f.version = m.version",

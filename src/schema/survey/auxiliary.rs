@@ -1,8 +1,8 @@
-//! What control schemas have since a later version than the first: what a host has recorded of
-//! others, who works on its moves, and which replica identities are lent.
+//! What is read apart from the snapshot: what a host has recorded of others, who works on its moves,
+//! and which replica identities are lent.
 //!
-//! These are questions of their own, so that an older control schema can be read without them.
-//! Their answers may be of another moment than the snapshot, and are not compared between hosts.
+//! These are queries of their own, because some of their tables may be missing. Their answers may be
+//! of another moment than the snapshot, and are not compared between hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,13 +24,20 @@ const MOVERS: &str = "pgshard.mover";
 const NO_MOVERS: &str =
     "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since)";
 
-/// What control schemas have since version 6.
+/// Where the record of other hosts is.
+const RECORD: &str = "pgshard.known_host";
+
+/// Replaces [`RECORD`] if that table is gone: `bootstrap` creates it again, in an older control
+/// schema and in a damaged one.
+const NO_RECORD: &str = "(SELECT NULL::text AS host_name, NULL::text AS shards WHERE false)";
+
+/// The record of other hosts, and the open moves.
 ///
 /// A mover is alive if it renews its lease, and the connection that holds the lease's lock exists.
-fn since_6(movers: &str) -> String {
+fn record_and_moves(record: &str, movers: &str) -> String {
     format!(
         "
-SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_host)::text,
+SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM {record} AS r)::text,
        (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, m.holder,
                    CASE WHEN coalesce(w.lease_until, m.lease_until) > clock_timestamp()
                              AND (w.lease IS NULL OR EXISTS (
@@ -48,8 +55,8 @@ SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_
     )
 }
 
-/// What control schemas have since version 8.
-const SINCE_8: &str = r"
+/// The tables that still have the replica identity that a move lent them.
+const STILL_LENT: &str = r"
 SELECT l.shard_id, l.table_name
 FROM pgshard.lent_identity l JOIN pgshard.shard s ON s.shard_id = l.shard_id AND s.state = 'serving'
 WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
@@ -59,17 +66,23 @@ WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
                   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
                   WHERE n.nspname = s.schema_name AND c.relname = l.table_name AND p.pubname LIKE 'pgshard\_%')";
 
-/// Reads what there is since version 6.
-pub(super) async fn read_since_6(
+/// Reads the record of other hosts, and the open moves.
+pub(super) async fn read(
     client: &Client,
     shape: &Shape,
     control: &mut ControlFacts,
 ) -> Result<(), FactsError> {
-    let sql = since_6(if shape.has_table("mover") {
+    let record_of = if shape.has_table("known_host") {
+        RECORD
+    } else {
+        NO_RECORD
+    };
+    let movers = if shape.has_table("mover") {
         MOVERS
     } else {
         NO_MOVERS
-    });
+    };
+    let sql = record_and_moves(record_of, movers);
     let row = client
         .query_one(&sql, &[&lock::MOVERS.cast_unsigned(), &None::<i32>])
         .await
@@ -83,7 +96,7 @@ pub(super) async fn read_since_6(
 pub(in crate::schema) async fn open_move(client: &Client, shard: ShardId) -> Option<OpenMove> {
     let row = client
         .query_one(
-            &since_6(MOVERS),
+            &record_and_moves(NO_RECORD, MOVERS),
             &[&lock::MOVERS.cast_unsigned(), &Some(shard.as_i32())],
         )
         .await
@@ -91,7 +104,7 @@ pub(in crate::schema) async fn open_move(client: &Client, shard: ShardId) -> Opt
     open_moves(&row).ok()?.remove(&shard)
 }
 
-/// The record of other hosts in an answer to [`since_6`].
+/// The record of other hosts in an answer to [`record_and_moves`].
 fn record(row: &Row) -> Result<Record, FactsError> {
     let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? else {
         return Ok(Record::new());
@@ -116,7 +129,7 @@ fn record(row: &Row) -> Result<Record, FactsError> {
     Ok(record)
 }
 
-/// The moves in an answer to [`since_6`].
+/// The moves in an answer to [`record_and_moves`].
 fn open_moves(row: &Row) -> Result<BTreeMap<ShardId, OpenMove>, FactsError> {
     let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(failed)? else {
         return Ok(BTreeMap::new());
@@ -143,11 +156,10 @@ fn open_moves(row: &Row) -> Result<BTreeMap<ShardId, OpenMove>, FactsError> {
     Ok(open)
 }
 
-/// Reads what there is since version 8: tables that still have the replica identity that a move
-/// lent them.
+/// Reads the tables that still have the replica identity that a move lent them.
 pub(super) async fn still_lent(client: &Client) -> Result<BTreeSet<(ShardId, String)>, FactsError> {
     let mut lent = BTreeSet::new();
-    for row in client.query(SINCE_8, &[]).await.map_err(failed)? {
+    for row in client.query(STILL_LENT, &[]).await.map_err(failed)? {
         let (number, table): (i32, String) = (
             row.try_get(0).map_err(failed)?,
             row.try_get(1).map_err(failed)?,
