@@ -16,16 +16,12 @@ use tokio_postgres::Client;
 
 use crate::support::TestCluster;
 
-const TEMPLATES: [&str; 2] = [
-    include_str!("../../migrations/shard/0001_next_id.sql"),
-    include_str!("../../migrations/shard/0002_id_bounds.sql"),
-];
+const TEMPLATE: &str = include_str!("../../migrations/shard/0001_next_id.sql");
 const EPOCH_MS: i64 = 1_293_840_000_000;
 
 /// The SQL of a shard whose IDs count from this epoch.
 fn rendered(shard: u16, epoch_ms: i64) -> String {
-    let sql = TEMPLATES
-        .concat()
+    let sql = TEMPLATE
         .replace("{shard}", &format!("shard_{shard:04}"))
         .replace("{shard_id}", &shard.to_string());
     sql.replace("{epoch_ms}", &epoch_ms.to_string())

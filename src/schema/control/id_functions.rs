@@ -1,7 +1,7 @@
 //! pgshard's own migrations of a shard: the ID functions.
 //!
-//! Invariant: the text of a released migration never changes. A change is the next file, which
-//! replaces what the earlier one made.
+//! Invariant: the text of a migration never changes once it was released. A change is the next file,
+//! which replaces what the earlier one made.
 
 use super::cluster::Cluster;
 use super::recorded::RecordedMigration;
@@ -17,16 +17,10 @@ pub(in crate::schema) struct IdFunctions {
 }
 
 /// In the order they run.
-pub(in crate::schema) const ID_FUNCTIONS: [IdFunctions; 2] = [
-    IdFunctions {
-        name: "pgshard:0001_next_id",
-        sql: include_str!("../../../migrations/shard/0001_next_id.sql"),
-    },
-    IdFunctions {
-        name: "pgshard:0002_id_bounds",
-        sql: include_str!("../../../migrations/shard/0002_id_bounds.sql"),
-    },
-];
+pub(in crate::schema) const ID_FUNCTIONS: [IdFunctions; 1] = [IdFunctions {
+    name: "pgshard:0001_next_id",
+    sql: include_str!("../../../migrations/shard/0001_next_id.sql"),
+}];
 
 /// Their texts, with placeholders.
 #[cfg(feature = "dev")]
