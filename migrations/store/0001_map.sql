@@ -1,9 +1,11 @@
--- The shard map of one cluster in one database, the control database: `[map] store = "postgres"`. Run once, in one
--- transaction, by the role that publishes. Any database will do, one of the hosts' or its own. No superuser, no extension.
--- PostgreSQL 13 to 18.
+-- The shard map of one cluster, in the control database: `[map] store = "postgres"`. Run once, in
+-- one transaction, by the role that publishes. Any database will do, one of the hosts' or its own.
+-- No superuser, no extension. PostgreSQL 13 to 18.
 --
--- What may not break: the map is replaced by the function below and nowhere else, and only by one that names the version it
--- replaces.
+-- Invariant: the map is replaced only by pgshard_map.publish, and only by a caller that names the
+-- version it replaces.
+--
+-- Locks of this step: none that another session waits for; it only creates.
 
 CREATE SCHEMA pgshard_map;
 GRANT USAGE ON SCHEMA pgshard_map TO PUBLIC;
@@ -15,8 +17,9 @@ CREATE TABLE pgshard_map.format (
 INSERT INTO pgshard_map.format (version) VALUES (1);
 GRANT SELECT ON pgshard_map.format TO PUBLIC;
 
--- `placement`: the config's lists by host, {"db1": "0-2047", "db2": "2048-4095, 17@3"}. `publication` is another with every
--- map that ever stands here: after a fail-over that lost a map, its version may come a second time with another one.
+-- `placement`: the config's lists by host, {"db1": "0-2047", "db2": "2048-4095, 17@3"}.
+-- `publication`: different for every map ever stored here. After a failover that lost a map, its
+-- version may be used a second time, for another map.
 CREATE TABLE pgshard_map.map (
     only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     version     bigint  NOT NULL CHECK (version >= 1),
@@ -26,7 +29,7 @@ CREATE TABLE pgshard_map.map (
 );
 GRANT SELECT ON pgshard_map.map TO PUBLIC;
 
--- The maps that were here, the newest thousand, with the one that is. For people: nothing is decided by it.
+-- The newest thousand maps, including the current one. For people: nothing is decided by it.
 CREATE TABLE pgshard_map.history (
     version      bigint PRIMARY KEY,
     shards       integer NOT NULL,
@@ -38,16 +41,19 @@ CREATE TABLE pgshard_map.history (
 );
 GRANT SELECT ON pgshard_map.history TO PUBLIC;
 
--- Puts a map in the place of version `a_expected`; NULL: where none is. `was` is the version that was there. Whoever listens
--- to pgshard_map is told at commit.
+-- Replaces the map of version `a_expected`, or stores the first one if that is NULL. `was` is the
+-- version found. Sessions that listen to pgshard_map are notified at commit.
+--
 -- Locks: the row of the map, until the end of the transaction; readers do not wait for it.
-CREATE FUNCTION pgshard_map.publish(a_expected bigint, a_version bigint, a_shards integer, a_placement jsonb,
-    a_publisher text, a_reason text, OUT published boolean, OUT was bigint) LANGUAGE plpgsql AS $$
+CREATE FUNCTION pgshard_map.publish(a_expected bigint, a_version bigint, a_shards integer,
+    a_placement jsonb, a_publisher text, a_reason text, OUT published boolean, OUT was bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     published := false;
     IF a_expected IS NULL THEN
         INSERT INTO pgshard_map.map (version, shards, placement, publication)
-            VALUES (a_version, a_shards, a_placement, pg_catalog.gen_random_uuid()) ON CONFLICT DO NOTHING;
+            VALUES (a_version, a_shards, a_placement, pg_catalog.gen_random_uuid())
+            ON CONFLICT DO NOTHING;
         published := FOUND;
     END IF;
     IF NOT published THEN
@@ -60,12 +66,15 @@ BEGIN
         published := true;
     END IF;
     INSERT INTO pgshard_map.history (version, shards, placement, publisher, reason)
-        VALUES (a_version, a_shards, a_placement, pg_catalog.left(a_publisher, 200), pg_catalog.left(a_reason, 1000))
-        -- A version comes a second time after a fail-over that lost the first.
-        ON CONFLICT (version) DO UPDATE SET shards = excluded.shards, placement = excluded.placement,
-            published_at = excluded.published_at, role = excluded.role, publisher = excluded.publisher, reason = excluded.reason;
+        VALUES (a_version, a_shards, a_placement, pg_catalog.left(a_publisher, 200),
+            pg_catalog.left(a_reason, 1000))
+        -- A version is used a second time after a failover that lost the first.
+        ON CONFLICT (version) DO UPDATE SET shards = excluded.shards,
+            placement = excluded.placement, published_at = excluded.published_at,
+            role = excluded.role, publisher = excluded.publisher, reason = excluded.reason;
     DELETE FROM pgshard_map.history h
-        WHERE h.version <= (SELECT o.version FROM pgshard_map.history o ORDER BY o.version DESC OFFSET 1000 LIMIT 1);
+        WHERE h.version <= (SELECT o.version FROM pgshard_map.history o
+            ORDER BY o.version DESC OFFSET 1000 LIMIT 1);
     PERFORM pg_catalog.pg_notify('pgshard_map', a_version::text);
 END
 $$;

@@ -35,9 +35,6 @@ pub struct Publication {
 /// The tables and the function.
 const TABLES: &str = include_str!("../../../migrations/store/0001_map.sql");
 
-/// What came after that, and may be run again.
-const SEARCH_PATH: &str = include_str!("../../../migrations/store/0002_search_path.sql");
-
 /// The `pgshard_map.format` that these statements are written for.
 const FORMAT: i32 = 1;
 
@@ -255,39 +252,10 @@ impl Session {
             .first()
             .ok_or_else(|| self.damaged("a function publish that gives no row"))?;
         let found = self.column::<Option<i64>>(row, 1)?;
-        self.pin().await;
         Ok((
             self.column(row, 0)?,
             found.map(|found| MapVersion::new(found.unsigned_abs())),
         ))
-    }
-
-    /// Upgrades tables of an earlier pgshard. If it fails now, as at the same time as another one,
-    /// it is done with the next publication.
-    async fn pin(&self) {
-        let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p
-            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-            WHERE n.nspname = 'pgshard_map' AND p.proname = 'publish' AND p.proconfig IS NULL
-                AND pg_catalog.pg_has_role(p.proowner, 'USAGE'))";
-        let pinned = async {
-            let rows = self.rows("look at the function publish", sql, &[]).await?;
-            match rows.first().map_or(Ok(false), |row| self.column(row, 0))? {
-                true => {
-                    self.within(
-                        "bring the function publish up to date",
-                        self.connection.batch_execute(SEARCH_PATH),
-                    )
-                    .await
-                }
-                false => Ok(()),
-            }
-        };
-        if let Err(error) = pinned.await {
-            tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "the map's function publish is as it was"
-            );
-        }
     }
 
     /// Makes the tables where there are none, and the first map where there is none. Returns
