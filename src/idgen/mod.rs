@@ -17,6 +17,7 @@ pub mod snowflake;
 pub mod tickets;
 mod ticks;
 pub mod uuid7;
+mod versions;
 
 use std::fmt::Display;
 use std::sync::Arc;

@@ -70,9 +70,7 @@ pub(super) async fn facts(
     // A column of numbers that the schema's checks keep small.
     let number = |row: &Row, column: usize| row.try_get(column).map(i32::unsigned_abs);
     let text_of = |row: &Row, column: usize| row.try_get::<_, String>(column);
-    // By way of JSON, because a schema that an earlier version made has no such column.
-    let text = "SELECT series, stride, run, (to_jsonb(s) ->> 'max')::bigint \
-        FROM pgshard_tickets.series s WHERE name = $1";
+    let text = "SELECT series, stride, run, max FROM pgshard_tickets.series WHERE name = $1";
     let series = client
         .query_opt(text, &[&name.as_str()])
         .await

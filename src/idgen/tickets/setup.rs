@@ -11,15 +11,12 @@ use uuid::Uuid;
 
 use super::host::{Facts, facts, is_installed};
 use super::{Error, Layout, RUN_MAX, STRIDE_MAX, TicketHost, TicketName};
+use crate::idgen::versions::later;
 use crate::map::HostName;
 use crate::pg::Connection;
 
 /// The scripts that make each version from the one before it.
-const VERSIONS: [&str; 3] = [
-    include_str!("../../../migrations/tickets/0001_tickets.sql"),
-    include_str!("../../../migrations/tickets/0002_search_path.sql"),
-    include_str!("../../../migrations/tickets/0003_max.sql"),
-];
+const VERSIONS: [&str; 1] = [include_str!("../../../migrations/tickets/0001_tickets.sql")];
 /// The lock's key is the bytes "pgsh" and a number.
 const LOCK: &str = "SET lock_timeout = '10s'; SET default_transaction_read_only = off; \
     SELECT pg_advisory_lock(1885827944, 1000)";
@@ -643,7 +640,7 @@ async fn claim(
             row.and_then(|row| row.try_get(0)).map_err(&sql)?
         }
     };
-    for script in VERSIONS.iter().skip(usize::try_from(version).unwrap_or(0)) {
+    for script in later(&VERSIONS, version) {
         transaction
             .batch_execute(script)
             .await
