@@ -17,6 +17,7 @@ use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{IsolationLevel, Row, Transaction};
 use uuid::Uuid;
 
+use super::versions::later;
 use crate::id::Epoch;
 use crate::pg::{ConnectError, ConnectOptions, Connection};
 
@@ -227,11 +228,7 @@ pub struct WorkerLeases {
 }
 
 /// The scripts that make each version from the one before it.
-const VERSIONS: [&str; 3] = [
-    include_str!("../../migrations/workers/0001_workers.sql"),
-    include_str!("../../migrations/workers/0002_restored.sql"),
-    include_str!("../../migrations/workers/0003_epochs_and_release.sql"),
-];
+const VERSIONS: [&str; 1] = [include_str!("../../migrations/workers/0001_workers.sql")];
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time that is left is negative for a number that is free again.
 const STATUS: &str = "SELECT space, worker, ceiling_ms,
@@ -282,7 +279,7 @@ impl WorkerLeases {
                 .and_then(|row| row.try_get(0))
                 .map_err(sql)?,
         };
-        for version in VERSIONS.iter().skip(usize::try_from(before).unwrap_or(0)) {
+        for version in later(&VERSIONS, before) {
             transaction.batch_execute(version).await.map_err(sql)?;
         }
         if !there && elsewhere == Elsewhere::Perhaps {

@@ -505,19 +505,17 @@ on_each_version! {
     async fn leases(version) {
         let world = World::new(&[version, version], 4).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
-        for old in [
-            include_str!("../../migrations/workers/0001_workers.sql"),
-            include_str!("../../migrations/workers/0002_restored.sql"),
-        ] {
-            db1.batch_execute(old).await.unwrap();
-        }
+        let install = ["workers", "install", "--host", "db1"];
+        world.run(&install).await.ended(0);
+        db1.batch_execute("UPDATE pgshard_workers.version SET version = 0")
+            .await
+            .unwrap();
         let said = findings(&world, &["check"]).await;
         assert_eq!(codes(&said), ["leases_old"], "{said:#?}");
-        let told = command(&said[0]);
-        world
-            .run(&told.iter().map(String::as_str).collect::<Vec<_>>())
+        assert_eq!(command(&said[0]), install);
+        db1.batch_execute("UPDATE pgshard_workers.version SET version = 1")
             .await
-            .ended(0);
+            .unwrap();
         world.run(&["check"]).await.ended(0);
 
         let held = |count: u32| {
