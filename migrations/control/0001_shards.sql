@@ -2,7 +2,7 @@
 --
 -- The steps of this folder make the schema pgshard. A host runs each of them once, in one
 -- transaction, as the role that owns the shards' schemas. No superuser, no extension.
--- PostgreSQL 13 to 18.
+-- PostgreSQL 14 to 19.
 --
 -- Invariant: who serves a shard changes only by a compare-and-swap on one row of pgshard.shard, in
 -- the functions of 0004_ownership.sql and 0006_repair.sql. A function that finds another row than

@@ -261,27 +261,6 @@ on_each_version! {
         }
     }
 
-    /// What the commit before made is brought up to date by creating the same again.
-    async fn a_function_of_before(version) {
-        let cluster = TestCluster::start(version, 1);
-        made(&cluster, &[0], &request(&cluster, &[0])).await;
-        let client = cluster.app(0).await;
-        client
-            .batch_execute(
-                "ALTER FUNCTION pgshard_tickets.take(text, integer) RESET search_path;
-            UPDATE pgshard_tickets.version SET version = 1",
-            )
-            .await
-            .unwrap();
-        let source = source(&cluster, &[0], 1);
-        let first = source.next().await.unwrap();
-        made(&cluster, &[0], &request(&cluster, &[0])).await;
-        let settings = "SELECT proconfig[1] FROM pg_proc WHERE proname = 'take'";
-        let setting: Option<String> = client.query_one(settings, &[]).await.unwrap().get(0);
-        assert_eq!(setting.as_deref(), Some("search_path=pg_catalog, pg_temp"));
-        assert!(source.next().await.unwrap() > first);
-    }
-
     /// Again, at the same time, with another stride, without a host that is needed, and with values
     /// that are never allowed.
     async fn create_again_and_refusals(version) {

@@ -16,7 +16,7 @@ use pgshard::dev::StopMode;
 use crate::support::World;
 
 /// What is true while a mover is dead, or a server restarts.
-const OF_FAULTS: [&str; 10] = [
+const OF_FAULTS: [&str; 11] = [
     "error fence_overdue",
     "error not_opened",
     "warning shard_elsewhere",
@@ -27,6 +27,7 @@ const OF_FAULTS: [&str; 10] = [
     "error host_starting",
     "error host_unreadable",
     "warning identity_unread",
+    "error leases_unread",
 ];
 
 /// A command that watches and answers HTTP; it ends when this is dropped.
