@@ -2,8 +2,9 @@
 //! look-up, next to the same insert into a table of the same form without one. Both through the
 //! router, on the same servers, in turn. The goal is 3.2 × of the plain insert at most.
 //!
-//! Each round runs both kinds in slices (plain, claimed, claimed, plain), so that they meet the
-//! same neighbours on the machine. The medians of rounds are what counts.
+//! Each round runs all kinds in slices, forwards and backwards, so that they meet the same neighbours
+//! on the machine. The medians of rounds are what counts. The third kind uses the claim in a
+//! transaction, as statements other than INSERT do.
 //!
 //! `cargo bench --bench lookups -- [--rounds N] [--calls N] [--callers N] [--major N]
 //! [--throwaway]`
@@ -18,6 +19,7 @@ use futures_util::future::try_join_all;
 use pgshard::Router;
 use pgshard::dev::ServerOptions;
 use pgshard::lookups::{Definition, migration};
+use pgshard::router::Transaction;
 use support::Arguments;
 
 const TABLES: &str = "
@@ -27,6 +29,7 @@ const LOOKUP: &str = "[lookups.emails]\ntable = \"users\"\ncolumns = [\"email\"]
 const PLAIN: &str = "INSERT INTO {shard}.plain (id, email) VALUES ($1, $2)";
 const CLAIMED: &str = "INSERT INTO {shard}.users (id, email) VALUES ($1, $2)";
 const SHARDS: u16 = 16;
+const LIMIT: Duration = Duration::from_secs(10);
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -34,6 +37,8 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 enum Kind {
     Plain,
     Claimed,
+    /// The claim is used in a transaction, before the INSERT.
+    InTransaction,
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -64,11 +69,12 @@ async fn main() -> Outcome<()> {
         .await?;
     let router = cluster.router();
     let mut next = 0;
-    let (mut ratios, mut medians) = (Vec::new(), [Vec::new(), Vec::new()]);
+    let (mut ratios, mut medians) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
     // The first round is not counted: it opens connections and prepares statements.
     for round in 0..=arguments.number("rounds") {
-        let mut took = [Vec::new(), Vec::new()];
-        for kind in [Kind::Plain, Kind::Claimed, Kind::Claimed, Kind::Plain] {
+        let mut took = [Vec::new(), Vec::new(), Vec::new()];
+        let there = [Kind::Plain, Kind::Claimed, Kind::InTransaction];
+        for kind in there.into_iter().chain(there.into_iter().rev()) {
             let calling = (0..callers).map(|_| {
                 let first = next;
                 next += calls as i64;
@@ -78,14 +84,15 @@ async fn main() -> Outcome<()> {
                 took[kind as usize].extend(times);
             }
         }
-        let [plain, claimed] = took.map(median);
+        let [plain, claimed, in_transaction] = took.map(median);
         if round > 0 {
             ratios.push(claimed / plain);
             medians[0].push(plain);
             medians[1].push(claimed);
+            medians[2].push(in_transaction);
         }
     }
-    let [plain, claimed] = medians.map(median);
+    let [plain, claimed, in_transaction] = medians.map(median);
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     println!(
@@ -94,6 +101,7 @@ async fn main() -> Outcome<()> {
         claimed * 1e6,
         median(ratios)
     );
+    println!("in a transaction: {:.2} ×", in_transaction / plain);
     Ok(())
 }
 
@@ -106,11 +114,13 @@ async fn call(router: &Router, kind: Kind, ids: std::ops::Range<i64>) -> Outcome
         match kind {
             Kind::Plain => router.by_key(id).execute(PLAIN, &[&id, &email]).await?,
             Kind::Claimed => {
-                let claiming = router.claiming(id, [("emails", &email)])?;
-                claiming
-                    .within(Duration::from_secs(10))
-                    .execute(CLAIMED, &[&id, &email])
-                    .await?
+                let claiming = router.claiming(id, [("emails", &email)])?.within(LIMIT);
+                claiming.execute(CLAIMED, &[&id, &email]).await?
+            }
+            Kind::InTransaction => {
+                let claiming = router.claiming(id, [("emails", &email)])?.within(LIMIT);
+                let insert = async |tx: Transaction| tx.execute(CLAIMED, &[&id, &email]).await;
+                claiming.transaction(insert).await?
             }
         };
         took.push(began.elapsed().as_secs_f64());

@@ -474,7 +474,7 @@ on_each_version! {
                 .servers
                 .app(host)
                 .await
-                .batch_execute(&older(8))
+                .batch_execute(&older(7))
                 .await
                 .unwrap();
         }
@@ -495,7 +495,7 @@ on_each_version! {
         assert_eq!(owner.get("/api/map").status, 200);
         assert!(owner.get("/metrics").body.contains(
             "pgshard_host_control_version{host=\"db1\"} \
-            8\n"
+            7\n"
         ));
         let told = watch.seen("/findings", "not_owner");
         assert!(told.contains("rights --for monitor --role watch"), "{told}");
