@@ -8,7 +8,8 @@
 //! meet the same neighbours on the machine; the medians of rounds are what counts. The processor
 //! time is that of this process, from `/proc/self/stat`, in which both sides have their client.
 //!
-//! `cargo bench --bench callers -- [--rounds N] [--slices N] [--callers N] [--only by-hand|router]`.
+//! `cargo bench --bench callers -- [--rounds N] [--slices N] [--callers N]
+//! [--only by-hand|router]`.
 //! With `--only` the ratios mean nothing: it is for a profiler.
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const SHARDS: u16 = 64;
 const HOSTS: usize = 2;
 const CONNECTIONS: usize = 8;
 const CALLERS: [usize; 3] = [1, 8, 32];
-/// By hand is 0, the router is 1: this order is fair to both when the machine becomes slower or faster.
+/// By hand is 0, the router is 1: this order is fair to both when the machine's speed changes.
 const BOTH: &[usize] = &[0, 1, 1, 0];
 const SLICE: Duration = Duration::from_millis(250);
 const READ: &str = "SELECT id, title FROM {shard}.photos WHERE id = $1";

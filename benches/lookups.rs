@@ -2,9 +2,9 @@
 //! look-up, next to the same insert into a table of the same form without one. Both through the
 //! router, on the same servers, in turn. The goal is 3.2 × of the plain insert at most.
 //!
-//! Each round runs all kinds in slices, forwards and backwards, so that they meet the same neighbours
-//! on the machine. The medians of rounds are what counts. The third kind uses the claim in a
-//! transaction, as statements other than INSERT do.
+//! Each round runs all kinds in slices, forwards and backwards, so that they meet the same
+//! neighbours on the machine. The medians of rounds are what counts. The third kind uses the claim
+//! in a transaction, as statements other than INSERT do.
 //!
 //! `cargo bench --bench lookups -- [--rounds N] [--calls N] [--callers N] [--major N]
 //! [--throwaway]`

@@ -97,21 +97,25 @@ impl Router {
 }
 
 impl Claiming<'_> {
-    /// The same, with this limit for the transaction; see [`Shard::within`]. Claiming takes three
-    /// seconds at most, before that.
+    /// The same, with this limit for each try of the statement or the transaction; see
+    /// [`Shard::within`]. There is another try only if a claim was lost. Claiming takes three
+    /// seconds at most, in all.
     pub fn within(mut self, limit: Duration) -> Self {
         self.shard = self.shard.within(limit);
         self
     }
 
-    /// Claims the values, and runs a statement on the key's shard; see [`Shard::execute`]. An INSERT
-    /// uses the claims in its own statement, which saves three round trips of four.
+    /// Claims the values, and runs a statement on the key's shard; see [`Shard::execute`]. An
+    /// INSERT uses the claims in its own statement, which saves three round trips of four; other
+    /// statements run in a transaction.
     ///
     /// # Errors
-    /// As [`Claiming::transaction`].
+    /// As [`Claiming::transaction`]. A connection that is lost while an INSERT runs is
+    /// [`Error::ConnectionLost`], with [`Error::may_have_run`], instead of [`Error::InDoubt`].
     ///
     /// # Cancel safety
-    /// As [`Claiming::transaction`].
+    /// An INSERT may have taken effect when its future is dropped; other statements as
+    /// [`Claiming::transaction`].
     pub async fn execute<'s>(
         self,
         sql: impl Into<SqlText<'s>>,
@@ -233,8 +237,8 @@ impl Claiming<'_> {
 }
 
 /// Whether an INSERT that was to use its claims failed because of them, or cannot follow WITH
-/// (a rule rewrites it): a transaction uses them before it, claims again if one is spent, and has the
-/// reason if not.
+/// (a rule rewrites it): a transaction uses them before it, claims again if one is spent, and has
+/// the reason if not.
 fn needs_a_transaction(error: &Error) -> bool {
     error.as_db_error().is_some_and(|failed| {
         failed.table() == Some(statements::CLAIM_TABLE)

@@ -14,13 +14,17 @@ const DURABLY: &str = "pg_catalog.set_config('synchronous_commit', CASE WHEN \
 /// The table of claims, which the server's errors about it name.
 pub(super) const CLAIM_TABLE: &str = "pgshard_claim";
 
+/// The parameters that a statement may have, by PostgreSQL's protocol.
+const PARAMETERS_MAX: usize = 65_535;
+
 /// The parameters of a claim's use: see [`use_claim`].
 const USE_PARAMETERS: usize = 6;
 
 /// What the shard knows of the look-up: parameter `first` is its name, the next the definition.
 fn known(name: &str, first: usize) -> String {
     format!(
-        "{name} AS (SELECT l.name, l.kinds, l.definition, l.definition = ${definition}::text AS same \
+        "{name} AS (SELECT l.name, l.kinds, l.definition, \
+            l.definition = ${definition}::text AS same \
             FROM {{shard}}.pgshard_lookup l WHERE l.name = ${first}::text)",
         definition = first + 1,
     )
@@ -125,18 +129,22 @@ fn is_young(made: usize) -> String {
     )
 }
 
-/// An INSERT with `params` parameters that uses `claims` claims in the same statement. Each claim has
-/// the parameters of [`use_claim`], behind the statement's own.
+/// An INSERT with `params` parameters that uses `claims` claims in the same statement. Each claim
+/// has the parameters of [`use_claim`], behind the statement's own.
 ///
 /// The statement fails as a whole if a claim cannot be used: with a duplicate key in
 /// `pgshard_claim` if it is spent, with a NULL there if it is too old, or if the shard has another
 /// definition of the look-up or none.
 ///
-/// `None` for a statement that is no INSERT, or that names a parameter beyond its own.
+/// `None` for a statement that is no INSERT, or that names a parameter beyond its own, or if there
+/// would be more parameters than a statement may have.
 pub(super) fn insert_with_uses(statement: &str, params: usize, claims: usize) -> Option<String> {
     let insert = statement.trim_start();
     let first_word = insert.split(char::is_whitespace).next()?;
-    if !first_word.eq_ignore_ascii_case("insert") || last_parameter(insert) > params {
+    if !first_word.eq_ignore_ascii_case("insert")
+        || last_parameter(insert) > params
+        || params + claims * USE_PARAMETERS > PARAMETERS_MAX
+    {
         return None;
     }
     let uses = (0..claims).map(|claim| {
@@ -271,5 +279,7 @@ mod tests {
         ] {
             assert_eq!(insert_with_uses(other, 2, 1), None, "{other}");
         }
+        assert!(insert_with_uses(insert, 65_529, 1).is_some());
+        assert_eq!(insert_with_uses(insert, 65_530, 1), None);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use pgshard::lookups::Fold;
-use pgshard::router::{Error, Transaction};
+use pgshard::router::Error;
 use tokio_postgres::Client;
 
 use super::case::Case;
@@ -227,7 +227,7 @@ async fn newcomers(
             router
                 .claiming(key, [(lookup, value.as_str())])?
                 .within(Duration::from_secs(20))
-                .transaction(async |tx: Transaction| tx.execute(&sql, &[&key, &value]).await)
+                .execute(&sql, &[&key, &value])
                 .await
         };
         let claimed = claim().await;

@@ -17,6 +17,13 @@ const TABLES: &str = "
     CREATE TABLE {shard}.users (id bigint PRIMARY KEY, email text UNIQUE, name text UNIQUE, op text NOT NULL);
     CREATE TABLE {shard}.history (op text PRIMARY KEY, id bigint NOT NULL, email text, name text,
         gone boolean NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+    CREATE FUNCTION {shard}.write_history() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO {shard}.history (op, id, email, name, gone)
+            VALUES (NEW.op, NEW.id, NEW.email, NEW.name, false);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER write_history AFTER INSERT OR UPDATE ON {shard}.users
+        FOR EACH ROW WHEN (NEW.op LIKE '%.alone') EXECUTE FUNCTION {shard}.write_history();
 ";
 
 pub(crate) struct Round;

@@ -147,6 +147,11 @@ impl Script {
         }
     }
 
+    /// Whether nothing happens before or after the statement.
+    fn is_plain(&self) -> bool {
+        self.fails_at.is_none() && self.waits_at.is_none()
+    }
+
     async fn at(&self, tx: &Transaction, place: u8) -> Result<(), Ended> {
         if self.waits_at == Some(place) {
             tokio::time::sleep(self.wait).await;
@@ -176,16 +181,23 @@ const HISTORY: &str = "INSERT INTO {shard}.history (op, id, email, name, gone) S
     $2::bigint, u.email, u.name, u.id IS NULL FROM (SELECT) AS one LEFT JOIN {shard}.users u ON \
     u.id = $2 AND u.op = $1";
 
+/// How the `op` of a statement without a transaction ends: a trigger writes its history.
+pub(crate) const ALONE: &str = ".alone";
+
 impl Write {
-    /// The row, and then a row of the history, which so has the order in which rows were written:
-    /// who needs a value that another gives up claims it after that is committed.
-    async fn run(&self, tx: Transaction, script: Script) -> Result<u64, Ended> {
-        script.at(&tx, 0).await?;
+    fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
         let mut params: Vec<&(dyn ToSql + Sync)> = vec![&self.key, &self.op];
         for value in [&self.email, &self.name].into_iter().flatten() {
             params.push(value);
         }
-        let rows = tx.execute(&self.sql, &params).await?;
+        params
+    }
+
+    /// The row, and then a row of the history, which so has the order in which rows were written:
+    /// who needs a value that another gives up claims it after that is committed.
+    async fn run(&self, tx: Transaction, script: Script) -> Result<u64, Ended> {
+        script.at(&tx, 0).await?;
+        let rows = tx.execute(&self.sql, &self.params()).await?;
         script.at(&tx, 1).await?;
         if rows > 0 {
             tx.execute(HISTORY, &[&self.op, &self.key]).await?;
@@ -276,6 +288,8 @@ impl Caller {
             .collect();
         let what = format!("key {key} {values:?}: {sql}");
         let script = Script::of(&mut self.rng);
+        let is_alone = !values.is_empty() && script.is_plain() && self.rng.bool();
+        let op = if is_alone { op + ALONE } else { op };
         let dropped = (self.rng.u8(..8) == 0).then(|| match self.rng.u8(..4) {
             0 => Duration::from_millis(self.rng.u64(1..2500)),
             _ => Duration::from_micros(self.rng.u64(1..40_000)),
@@ -295,15 +309,14 @@ impl Caller {
                 began_ms.store(clock.ms(), Ordering::Relaxed);
                 write.run(tx, script)
             };
-            match values.is_empty() {
-                true => self.router.by_key(key).transaction(work).await,
-                false => {
-                    self.router
-                        .claiming(key, values.clone())?
-                        .transaction(work)
-                        .await
-                }
+            if values.is_empty() {
+                return self.router.by_key(key).transaction(work).await;
             }
+            let claiming = self.router.claiming(key, values.clone())?;
+            if is_alone {
+                return Ok(claiming.execute(&write.sql, &write.params()).await?);
+            }
+            claiming.transaction(work).await
         };
         let ended = match dropped {
             Some(after) => tokio::time::timeout(after, call).await.ok(),

@@ -25,7 +25,7 @@ host, name it; it begins where the others are.
 A host that is lost for good is taken out of the config. Its residue stays taken, unless another \
 takes it over: --replace, with a --start above every ticket that the lost one may have given. Of \
 the hosts that give the tickets more than half must answer, not counting those named with --lost. \
-A host restored from a backup, or built anew, needs a --start too before it serves.
+A host restored from a backup, or rebuilt, needs a --start too before it serves.
 
 With --max no host gives a ticket above it, whichever hosts are named: at the end, taking tickets \
 fails. It can be raised, and lowered to what was given; `check` warns when a host has given four \

@@ -11,7 +11,7 @@ use super::stage::{NOTES, Stage, old_map};
 
 /// How long a fence is there before the kit or the client ends it.
 const FENCE: Duration = Duration::from_secs(1);
-/// The deadline of a fence that nobody but its mover may end.
+/// The deadline of a fence that only its mover may end.
 const LONG: Duration = Duration::from_secs(600);
 /// The advisory lock that holds up a client's statement until the kit is ready.
 const GATE: i64 = 7_466_273;
