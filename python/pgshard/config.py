@@ -22,6 +22,7 @@ from .hosts import Host, read_conninfo
 from .keys import SHARDS_MAX, KeyKind
 from .map import ShardMap, is_host_name
 from .password_command import PasswordCommand
+from .values import NAME_MAX, Definition, Fold
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -67,6 +68,10 @@ _ROUTER_KEYS = (
     "replica_wait_ms",
 )
 _PREPARE = ("named", "unnamed")
+_LOOKUP = re.compile(rf"[a-z][a-z0-9_]{{0,{NAME_MAX - 1}}}", re.ASCII)
+_LOOKUP_FORM = 'write [lookups.emails] with table = "users", columns = ["email"] and key = "id"'
+_COLUMNS_MAX = 32
+_IDENTIFIER_MAX = 63
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class Config:
     """The map from the file; None if the map is kept in a database."""
     store: MapStore | None
     """The database that keeps the map; None if the map is in the file."""
+    lookups: Mapping[str, Definition] = field(default_factory=dict, repr=False)
+    """The look-ups by name."""
 
     def schema(self, shard: int) -> str:
         """The schema of a shard, not quoted: `shard_0007`."""
@@ -256,9 +263,13 @@ class _Reader:
         found, store = (
             self.map(map_section, shards, names) if map_section is not None else (None, None)
         )
+        lookups_section = root.section("lookups")
+        lookups = {} if lookups_section is None else self.lookups(lookups_section)
         if self.problems or shards is None or epoch_ms is None:
             raise ConfigError(str(self.path), self.problems or ["the config is not complete"])
-        return Config(self.path, shards, epoch_ms, prefix, key, migrations, hosts, found, store)
+        return Config(
+            self.path, shards, epoch_ms, prefix, key, migrations, hosts, found, store, lookups
+        )
 
     def shards(self, cluster: _Section) -> int | None:
         number = cluster.number(
@@ -462,6 +473,107 @@ class _Reader:
         except ConfigError as error:
             self.problems += [f"[map.placement] {problem}" for problem in error.problems]
             return None, None
+
+    def lookups(self, section: _Section) -> dict[str, Definition]:
+        found: dict[str, Definition] = {}
+        for name in section.table:
+            if not isinstance(section.table[name], dict):
+                self.problems.append(f"lookups.{name} must be a section: {_LOOKUP_FORM}")
+                continue
+            if not _LOOKUP.fullmatch(name):
+                self.problems.append(
+                    f'"{name}" cannot be the name of a look-up: write a to z, digits and'
+                    f" underscores, a letter first, {NAME_MAX} at most"
+                )
+            entry = _Section(section.path(name), section.table[name], self.problems)
+            lookup = self.lookup(name, entry)
+            if lookup is not None:
+                found[name] = lookup
+        return found
+
+    def lookup(self, name: str, entry: _Section) -> Definition | None:
+        entry.only(["table", "columns", "key", "unique", "fold"])
+        table = self.identifier(entry, "table", "table", 'add table = "users"')
+        columns = self.columns(entry)
+        key = self.identifier(
+            entry, "key", "column", 'add key = "id": the column with the sharding key'
+        )
+        unique = entry.table.get("unique", True)
+        if unique is False:
+            entry.add(
+                "unique",
+                f'the look-up "{name}" is not unique, which is not supported yet: write unique ='
+                " true, or leave the look-up out",
+            )
+        elif unique is not True:
+            self.problems.append(f"{entry.path('unique')} must be true, not {_type_name(unique)}")
+        fold = entry.text("fold")
+        folds = [one.value for one in Fold]
+        if fold is not None and fold not in folds:
+            entry.add(
+                "fold",
+                f'fold is "none" or "ascii", not "{fold}": keep another normal form in a column of'
+                " its own",
+            )
+        if table is None or columns is None or key is None:
+            return None
+        if key in columns:
+            self.problems.append(
+                f'[{entry.name}] the look-up "{name}" looks up its own key "{key}": a key is unique'
+                " by itself: the router finds its shard without a look-up"
+            )
+        return Definition(
+            name, table, tuple(columns), key, Fold(fold) if fold in folds else Fold.NONE
+        )
+
+    def columns(self, entry: _Section) -> list[str] | None:
+        names = entry.get(
+            "columns",
+            list,
+            "a list of names",
+            'add columns = ["email"]: the columns that are looked up',
+        )
+        if names is None:
+            return None
+        if not 1 <= len(names) <= _COLUMNS_MAX:
+            entry.add(
+                "columns",
+                f"a look-up has 1 to {_COLUMNS_MAX} columns, not {len(names)}: {_LOOKUP_FORM}",
+            )
+            return None
+        for at, name in enumerate(names):
+            if not isinstance(name, str):
+                self.problems.append(f"{entry.path('columns')} must be a list of names")
+                return None
+            if not self.is_identifier(entry, "columns", "column", name):
+                return None
+            if name in names[:at]:
+                entry.add("columns", f'the column "{name}" is there twice')
+                return None
+        return list(names)
+
+    def identifier(self, entry: _Section, key: str, what: str, remedy: str) -> str | None:
+        name = entry.text(key, remedy)
+        return name if name is not None and self.is_identifier(entry, key, what, name) else None
+
+    def is_identifier(self, entry: _Section, key: str, what: str, name: str) -> bool:
+        """Whether a name can be that of a table or a column in a shard. If not, that is a
+        problem."""
+        problem = ""
+        if not name:
+            problem = f"has no name: {_LOOKUP_FORM}"
+        elif len(name.encode()) > _IDENTIFIER_MAX:
+            problem = f"has a name of more than {_IDENTIFIER_MAX} bytes: {_LOOKUP_FORM}"
+        elif any(mark in name for mark in "{}."):
+            problem = (
+                "names a schema: write the name alone, as in CREATE TABLE after {shard}., without"
+                " quotes"
+            )
+        elif '"' in name:
+            problem = "has a quote in its name: write it without quotes"
+        if problem:
+            entry.add(key, f'the {what} "{name}" {problem}')
+        return not problem
 
     def store(self, section: _Section) -> MapStore | None:
         for key in ("version", "placement"):

@@ -67,3 +67,59 @@ class NotHere(PgshardError):
 class TooManyWaiting(PgshardError):
     """Too many calls already wait for one shard's move to end, so this one did not wait. Try again
     later."""
+
+
+class ValueUnusable(PgshardError, TypeError):
+    """A value of a type that no look-up has."""
+
+
+class LookupUnusable(PgshardError):
+    """A look-up that cannot be used. Nothing of the call has run."""
+
+    def __init__(self, lookup: str, problem: str) -> None:
+        self.lookup = lookup
+        """The look-up."""
+        self.problem = problem
+        super().__init__(f"the look-up {lookup} cannot be used: {problem}")
+
+
+class LookupNotComplete(LookupUnusable):
+    """A value without an entry may belong to a key."""
+
+
+class ClaimedTwice(LookupUnusable):
+    """One call claims the same value twice."""
+
+
+class Taken(PgshardError):
+    """Another key has a row with the value. Nothing of the call has run."""
+
+    def __init__(self, lookup: str, key: str) -> None:
+        self.lookup = lookup
+        """The look-up."""
+        self.key = key
+        """The key that has the value, as text."""
+        super().__init__(f"the value belongs to key {key} already, by the look-up {lookup}")
+
+
+class Busy(PgshardError):
+    """Another call holds the value of a look-up for now: its transaction is open, or was a moment
+    ago. Nothing of the call has run, and it may be made again."""
+
+    def __init__(self, lookup: str, key: str | None, shard: int) -> None:
+        self.lookup = lookup
+        """The look-up."""
+        self.key = key
+        """The key that the value is being claimed for, as text. None if that was not seen."""
+        self.shard = shard
+        """The shard of that key; without one, that of the value's entry."""
+        whose = "" if key is None else f" for key {key}"
+        super().__init__(
+            f"the look-up {lookup}: another call is claiming the value{whose} (shard {shard}): try"
+            " again, or end the transaction that is open there"
+        )
+
+
+class ClaimSpent(PgshardError):
+    """A claim was used before, was made unusable, or is older than 15 minutes. The transaction must
+    be rolled back; then claim again."""

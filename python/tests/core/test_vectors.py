@@ -1,6 +1,7 @@
 """The vectors that every client of a cluster must satisfy. Cargo runs the same files, in
 `vectors.rs` of router and config."""
 
+import datetime
 import json
 import uuid
 from pathlib import Path
@@ -24,6 +25,7 @@ from pgshard.identity import Identity, Record, Records, timeline_of
 from pgshard.keys import key_of_text, shard_of_key
 from pgshard.stale import Do, Look, asks_about_names, judge, judge_peer, repeatable
 from pgshard.template import render
+from pgshard.values import Fold, hash_of, shard_of_hash
 
 FOLDER = Path(__file__).parents[3] / "tests" / "vectors"
 
@@ -117,6 +119,20 @@ def test_maps(case):
         ShardMap.of(1, case["shards"], {host: map.ranges(host) for host in set(map.hosts)}, "x")
         == map
     )
+
+
+def value(case):
+    if not isinstance(case, dict):
+        return case
+    (kind, text), *_ = case.items()
+    return uuid.UUID(text) if kind == "uuid" else datetime.date.fromisoformat(text)
+
+
+@pytest.mark.parametrize("case", cases("lookups", "hashes"), ids=str)
+def test_hashes_of_lookups(case):
+    hash = hash_of([value(one) for one in case["values"]], Fold(case["fold"]))
+    assert hash.hex() == case["hash"]
+    assert shard_of_hash(case["lookup"], hash, 4096) == case["shard_of_4096"]
 
 
 def look(case) -> Look:
