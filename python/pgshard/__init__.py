@@ -8,15 +8,22 @@ from .config import Config
 from .connect import connect
 from .directory import Directory
 from .errors import (
+    Busy,
+    ClaimedTwice,
+    ClaimSpent,
     ConfigError,
     HostDiffers,
     HostUnreachable,
     LookUpFailed,
+    LookupNotComplete,
+    LookupUnusable,
     NotHere,
     PgshardError,
     ShardUnavailable,
+    Taken,
     TooManyWaiting,
     UnknownHost,
+    ValueUnusable,
     WrongId,
     WrongKey,
     WrongServer,
@@ -24,6 +31,7 @@ from .errors import (
 from .hosts import Host
 from .ids import Id
 from .keys import KeyKind
+from .lookups import Lookups
 from .map import Placement, ShardMap
 from .recovery import Recovery, RecoveryContext
 from .stale import MoveSignal, met
@@ -31,6 +39,9 @@ from .stale import MoveSignal, met
 __version__ = "0.1.0"
 
 __all__ = [
+    "Busy",
+    "ClaimSpent",
+    "ClaimedTwice",
     "Config",
     "ConfigError",
     "Directory",
@@ -40,6 +51,9 @@ __all__ = [
     "Id",
     "KeyKind",
     "LookUpFailed",
+    "LookupNotComplete",
+    "LookupUnusable",
+    "Lookups",
     "MoveSignal",
     "NotHere",
     "PgshardError",
@@ -48,8 +62,10 @@ __all__ = [
     "RecoveryContext",
     "ShardMap",
     "ShardUnavailable",
+    "Taken",
     "TooManyWaiting",
     "UnknownHost",
+    "ValueUnusable",
     "WrongId",
     "WrongKey",
     "WrongServer",

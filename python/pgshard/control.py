@@ -1,5 +1,5 @@
-"""Connections for look-ups at one host. Two are kept at most, apart from the application's own, so
-that a look-up never waits for those."""
+"""Connections for questions to one host. A few are kept at most, apart from the application's own,
+so that a question never waits for those."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ ANSWER_MAX = 5.0
 """How many seconds one question may take. Connecting has a limit of its own, 5 s for each
 address."""
 _KEPT = 2
+"""How many connections are kept."""
 
 Meet = Callable[[psycopg.Connection[Any], Host], None]
 """What is done with the first connection to a host: `Directory.meet`."""
@@ -55,22 +56,28 @@ def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: Ke
 class Control:
     """The connections to one host."""
 
-    def __init__(self, host: Host, meet: Meet) -> None:
+    def __init__(
+        self, host: Host, meet: Meet, kept: int = _KEPT, application_name: str = "pgshard look"
+    ) -> None:
         self.host = host
         self._meet = meet
+        self._kept, self._application_name = kept, application_name
         self._idle: list[HostConnection] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._met = False
 
-    def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+    def run(
+        self, work: Callable[[psycopg.Connection[Any]], T], answer_max: float | None = None
+    ) -> T:
         """Runs `work` with a connection in autocommit; runs it again if an idle connection turns
-        out to be dead.
+        out to be dead. Each answer may take `answer_max` seconds, without it `ANSWER_MAX`.
 
         Raises what `work` or connecting raises, `HostDiffers` among them.
         """
-        for _ in range(_KEPT + 1):
+        for _ in range(self._kept + 1):
             connection, fresh = self._take()
+            connection.answer_max = ANSWER_MAX if answer_max is None else answer_max
             try:
                 result = work(connection)
             except psycopg.Error:
@@ -104,9 +111,10 @@ class Control:
                 if connection.is_retired:
                     connection.close()
                 elif not connection.closed:
-                    connection.answer_max = ANSWER_MAX
                     return connection, False
-        connection = connect(self.host, application_name="pgshard look", prepare_threshold=None)
+        connection = connect(
+            self.host, application_name=self._application_name, prepare_threshold=None
+        )
         connection.answer_max = ANSWER_MAX
         if not self._met:
             try:
@@ -119,7 +127,7 @@ class Control:
 
     def _give_back(self, connection: HostConnection) -> None:
         with self._lock:
-            if not connection.closed and len(self._idle) < _KEPT:
+            if not connection.closed and len(self._idle) < self._kept:
                 self._idle.append(connection)
                 return
         connection.close()

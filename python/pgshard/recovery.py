@@ -92,9 +92,13 @@ class RecoveryContext:
 class Recovery:
     """One call's way through a move. Only one thread uses it."""
 
-    def __init__(self, recovery_context: RecoveryContext, shard: int) -> None:
+    def __init__(
+        self, recovery_context: RecoveryContext, shard: int, retry_for: float | None = None
+    ) -> None:
+        """`retry_for`: how many seconds this call may wait, if other than the context says."""
         self._recovery_context = recovery_context
         self._shard = shard
+        self._retry_for = recovery_context.retry_for if retry_for is None else retry_for
         self._since: float | None = None
         self._unopened: float | None = None
         self._rounds = 0
@@ -272,7 +276,7 @@ class Recovery:
         assert self._since is not None, "after() has noted when it began"
         waited = time.monotonic() - self._since
         nap = pause(waited, random.random())
-        if waited + nap > self._recovery_context.retry_for:
+        if waited + nap > self._retry_for:
             raise ShardUnavailable(
                 f"shard {self._shard} on {host} could not be used for {waited:.1f} s: {reason}"
             )
