@@ -10,7 +10,8 @@ Invariant: of all claims on a value only the one in its entry can still be used,
 to every committed row (docs/model.md). The rules are those of src/lookups.
 """
 
-from .claimer import Claim, ClaimRequest
+from .claimer import Claim, ClaimRequest, look_parameters
 from .lookups import Claims, Lookups
+from .statements import look_inside
 
-__all__ = ["Claim", "ClaimRequest", "Claims", "Lookups"]
+__all__ = ["Claim", "ClaimRequest", "Claims", "Lookups", "look_inside", "look_parameters"]

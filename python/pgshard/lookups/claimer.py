@@ -142,9 +142,13 @@ class Claimer:
         return Busy(name, key, self.key_shard(request, key))
 
     def claim_all(
-        self, requests: Sequence[ClaimRequest], holder: Holder | None = None
+        self,
+        requests: Sequence[ClaimRequest],
+        holder: Holder | None = None,
+        won: dict[tuple[bytes, str], Claim] | None = None,
     ) -> list[Claim]:
-        """Claims these values, in one order for all calls.
+        """Claims these values, in one order for all calls. `won` gets the claims that were made,
+        also if the call fails.
 
         Raises `Taken`, `Busy`, `ClaimedTwice`, `LookupUnusable`, and the same as
         `LookupConnections.run`.
@@ -155,7 +159,9 @@ class Claimer:
                 name = one.definition.name
                 raise ClaimedTwice(name, "the call claims one value twice")
         deadline = time.monotonic() + WAIT_MAX * (1 + len(ordered) // 100)
-        won = self._insert_many(ordered, deadline) if len(ordered) > 1 else {}
+        won = {} if won is None else won
+        if len(ordered) > 1:
+            self._insert_many(ordered, deadline, won)
         for one in ordered:
             if one.order not in won:
                 won[one.order] = self.claim(one, deadline, holder)
@@ -202,15 +208,17 @@ class Claimer:
                 return Claim(request, won.entry.claim, won.made_us)
 
     def _insert_many(
-        self, ordered: list[ClaimRequest], deadline: float
-    ) -> dict[tuple[bytes, str], Claim]:
-        """Inserts entries by one statement for each of the values' shards, and returns the claims
-        that were new."""
+        self,
+        ordered: list[ClaimRequest],
+        deadline: float,
+        won: dict[tuple[bytes, str], Claim],
+    ) -> None:
+        """Inserts entries by one statement for each of the values' shards. `won` gets the claims of
+        those that were new."""
         groups: dict[tuple[int, str, tuple[str, ...]], list[ClaimRequest]] = {}
         for one in ordered:
             where = self.value_shard(one), one.definition.name, tuple(one.kinds)
             groups.setdefault(where, []).append(one)
-        won: dict[tuple[bytes, str], Claim] = {}
         for (shard, name, _), group in groups.items():
             if len(group) == 1:
                 continue  # One statement that also finds what is there.
@@ -228,7 +236,6 @@ class Claimer:
             for _, _, hash, claim, made_us in rows:
                 if hash is not None:
                     won[hash, name] = Claim(by_hash[hash], claim, made_us)
-        return won
 
     def _insert(self, request: ClaimRequest, left: float) -> _Standing | None:
         return self._standing(request, statements.CLAIM, request.parameters(), left)

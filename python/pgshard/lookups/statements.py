@@ -113,6 +113,18 @@ def look(definition: Definition) -> str:
     )
 
 
+def look_inside(definition: Definition) -> str:
+    """Whether a key has a row with these values, and whether this transaction has used the
+    claim."""
+    return (
+        f"SELECT EXISTS ({definition.row_sql()}), EXISTS (SELECT FROM {{shard}}.pgshard_claim c"
+        " WHERE c.lookup = %(lookup)s::text AND c.hash = %(hash)s::bytea"
+        " AND c.claim = %(claim)s::uuid AND c.outcome = 'used'"
+        " AND c.xact = pg_catalog.pg_current_xact_id_if_assigned()"
+        " AND c.at >= pg_catalog.now())"
+    )
+
+
 def look_again(definition: Definition) -> str:
     """Whether a key has a row with these values."""
     return f"SELECT EXISTS ({definition.row_sql()})"
