@@ -18,11 +18,22 @@ from .cluster import alias, databases, shard_of_alias
 
 if TYPE_CHECKING:
     from .backend.pools import release, shard_connection_created
-    from .errors import ConnectionLost, InDoubt, NoShard, ShardMoved, ShardUnavailable, WrongShard
+    from .errors import (
+        Busy,
+        ConnectionLost,
+        InDoubt,
+        NoClaim,
+        NoShard,
+        ShardMoved,
+        ShardUnavailable,
+        Taken,
+        WrongShard,
+    )
     from .gather import Gathered, Partial
     from .routing import ShardRouter
     from .typed import (
         AcrossShards,
+        Lookup,
         ShardedBigAutoField,
         ShardedManager,
         ShardedModel,
@@ -43,12 +54,16 @@ if TYPE_CHECKING:
 _WHERE = {
     "release": "backend.pools",
     "shard_connection_created": "backend.pools",
+    "Busy": "errors",
     "ConnectionLost": "errors",
     "InDoubt": "errors",
+    "NoClaim": "errors",
     "NoShard": "errors",
     "ShardMoved": "errors",
     "ShardUnavailable": "errors",
+    "Taken": "errors",
     "WrongShard": "errors",
+    "Lookup": "lookups",
     "ShardKeyField": "fields",
     "ShardKeyForeignKey": "fields",
     "ShardKeyOneToOneField": "fields",
@@ -71,9 +86,12 @@ _WHERE = {
 
 __all__ = [
     "AcrossShards",
+    "Busy",
     "ConnectionLost",
     "Gathered",
     "InDoubt",
+    "Lookup",
+    "NoClaim",
     "NoShard",
     "Partial",
     "ShardKeyField",
@@ -86,6 +104,7 @@ __all__ = [
     "ShardedManager",
     "ShardedModel",
     "ShardedQuerySet",
+    "Taken",
     "UncoveredWriteWarning",
     "WrongShard",
     "alias",

@@ -21,20 +21,27 @@ T = TypeVar("T")
 class AcrossShards:
     """A query on every shard, which has not been sent yet."""
 
-    def __init__(self, queryset: Any, width: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        queryset: Any,
+        width: int,
+        timeout: float | None,
+        shards: Sequence[int] | None = None,
+    ) -> None:
+        """`shards`: those that are queried, if not all."""
         if queryset.query.is_sliced and queryset.query.low_mark:
             raise ValueError(
                 "an offset within each shard means nothing across them: filter by the order's last"
                 " value"
             )
         self._queryset, self._width, self._timeout = queryset, width, timeout
+        self._shards = range(cluster().shards) if shards is None else shards
 
     def run(self, work: Callable[[Any], T]) -> Gathered[T]:
         """Calls `work` with each shard's query set, in a thread of its own, and gathers results and
         errors."""
-        shards = range(cluster().shards)
         one = lambda where: work(self._queryset._on(where))  # noqa: E731
-        return gather(shards, one, width=self._width, timeout=self._timeout)
+        return gather(self._shards, one, width=self._width, timeout=self._timeout)
 
     async def arun(self, work: Callable[[Any], T]) -> Gathered[T]:
         """`run`, for asynchronous code; `work` itself is not."""
@@ -67,7 +74,7 @@ class AcrossShards:
         asked = {name: one for part in wanted for name, one in part.asked.items()}
         end = self._end()
         rows = [*self.run(lambda found: found.aggregate(**asked)).all().values()] if asked else []
-        server = _Server(range(cluster().shards), end)
+        server = _Server(self._shards, end)
         return {part.name: together(part, rows, server) for part in wanted}
 
     def list(self, limit: int, *, partial: bool = False) -> builtins.list[Any]:
@@ -196,7 +203,7 @@ class AcrossShards:
     ) -> Iterator[builtins.list[Any]]:
         """The rows of one shard after those of another."""
         end = self._end()
-        for shard in range(cluster().shards):
+        for shard in self._shards:
             last: Any = None
             while last is None or len(last) == size:
                 last = _next(rows, [shard], {shard: last and last[-1]}, [], pk, size, end)[shard]
@@ -208,7 +215,7 @@ class AcrossShards:
     ) -> Iterator[builtins.list[Any]]:
         """The rows of all shards in their order. Of each shard some are held. As long as none of
         those that may have more has run out, the first one held is the next."""
-        end, shards = self._end(), range(cluster().shards)
+        end, shards = self._end(), self._shards
         size = max(1, chunk_size // len(shards))
         held: dict[int, builtins.list[Any]] = {shard: [] for shard in shards}
         last: dict[int, Any] = {}

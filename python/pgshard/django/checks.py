@@ -9,13 +9,16 @@ import django
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
+from django.core.exceptions import FieldDoesNotExist
 from django.db import models
 
 from ..keys import KeyKind
+from ..values import Fold
 from .cluster import state
 from .deletion import ON_DELETE
 from .elsewhere import leads_elsewhere
 from .fields import ShardKeyField
+from .lookups import ModelLookup, lookups_of
 from .managers import ShardedManager, ShardedQuerySet
 from .models import ShardedModel
 from .routing import ShardRouter
@@ -198,8 +201,39 @@ def _check_sharded(model: Any) -> list[Any]:
                 )
             )
     found += _check_unique(model)
+    found += _check_lookups(model)
     found += _check_references(model)
     return found
+
+
+def _check_lookups(model: Any) -> list[Any]:
+    """Looks whether the config has each look-up of a model, and the model the constraint that it
+    needs."""
+    try:
+        lookups = lookups_of(model)
+    except FieldDoesNotExist as error:
+        return [_error(19, f"a look-up is over a field that does not exist: {error}", "", model)]
+    return [one for lookup in lookups for one in _check_lookup(model, lookup)]
+
+
+def _check_lookup(model: Any, lookup: ModelLookup) -> list[Any]:
+    if state.cluster is None:
+        return []
+    names = ", ".join(lookup.names)
+    definition = lookup.find_definition()
+    if definition is None:
+        return [_error(20, f"the config has no look-up over {names}", lookup.section(), model)]
+    unique = {(one.name,) for one in lookup.fields if one.unique}
+    unique |= {tuple(one) for one in model._meta.unique_together}
+    unique |= {tuple(one.fields) for one in model._meta.total_unique_constraints}
+    if definition.fold is Fold.NONE and not any(
+        sorted(one) == sorted(lookup.names) for one in unique
+    ):
+        hint = "unique=True for one field, UniqueConstraint for several"
+        return [
+            _error(21, f"no unique constraint is over {names}, as its look-up needs", hint, model)
+        ]
+    return []
 
 
 def _check_many_elsewhere(field: Any) -> list[Any]:
@@ -284,15 +318,18 @@ def _neither(model: Any) -> Any:
 
 def _check_unique(model: Any) -> list[Any]:
     keys = {name for field in key_fields(model) for name in (field.name, field.attname)}
+    looked_up = [one.fields for one in getattr(model._meta, "lookups", ())]
     found: list[Any] = []
     for field in model._meta.local_fields:
         target = getattr(field.remote_field, "model", None)
         if target is not None and not isinstance(target, str) and is_sharded(target):
             continue  # What it refers to is on the same shard.
+        if (field.name,) in looked_up:
+            continue
         if field.unique and not field.primary_key and field.name not in keys:
             hint = (
-                "it is unique within each shard; to be unique in all, it needs a model of its own"
-                " on the default database"
+                "it is unique within each shard; to be unique in all, it needs a look-up: "
+                f'Meta.lookups = [Lookup("{field.name}")]'
             )
             message = "unique across shards cannot be promised: two shards may have the same value"
             found.append(checks.Warning(message, hint=hint, obj=field, id="pgshard.W001"))
@@ -300,6 +337,8 @@ def _check_unique(model: Any) -> list[Any]:
         one for one in model._meta.constraints if isinstance(one, models.UniqueConstraint)
     ]
     for names in (*model._meta.unique_together, *(_fields_of(model, one) for one in constraints)):
+        if tuple(names) in looked_up:
+            continue
         if not any(says_the_shard(model._meta.get_field(name)) for name in names):
             message = (
                 "unique across shards cannot be promised: two shards may have the same"
@@ -317,6 +356,9 @@ def _fields_of(model: Any, constraint: Any) -> list[str]:
 
 def _check_plain(model: Any) -> list[Any]:
     found = _check_references(model)
+    if getattr(model._meta, "lookups", ()):
+        message = "a model that is not in the shards has look-ups"
+        found.append(_error(19, message, "unique=True is enough for it", model))
     for field in model._meta.local_fields:
         target = getattr(field.remote_field, "model", None)
         if target is None or isinstance(target, str) or not is_sharded(target):

@@ -16,6 +16,7 @@ from ..config import Config
 from ..directory import Directory
 from ..errors import ConfigError
 from ..keys import KeyKind, shard_of_key
+from ..lookups import Lookups
 from ..recovery import RecoveryContext
 from . import unnamed
 from .own_shards import OwnShards
@@ -36,6 +37,7 @@ class Cluster:
         self.options = options
         self.shards = config.shards
         """N, the number of shards."""
+        self._in_tests = in_tests
         self.divides_keys = config.key is KeyKind.INTEGER and not in_tests
         """Whether keys are integers, and the shard of each is its remainder."""
         self._own = OwnShards(self) if in_tests else None
@@ -52,6 +54,13 @@ class Cluster:
             if self._recovery_context is None:
                 self._recovery_context = RecoveryContext(Directory(self.config))
             return self._recovery_context
+
+    @cached_property
+    def lookups(self) -> Lookups:
+        """The look-ups of the cluster. In tests, what a test case has claimed and rolled back is no
+        obstacle to the next one."""
+        more = {"grace": 0.0} if self._in_tests else {}
+        return Lookups(self.recovery_context, shard_of_key=self.shard_of_key, **more)
 
     @cached_property
     def directory(self) -> Directory:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import OperationalError
+import psycopg
+from django import db
+from django.db import IntegrityError, OperationalError
 
 from .. import errors as core
 from ..map import Placement
@@ -19,6 +21,27 @@ from ..stale import MoveSignal
 
 class NoShard(core.PgshardError):
     """A query or a write of a sharded model that names no shard."""
+
+
+class NoClaim(core.PgshardError):
+    """A value of a look-up that cannot be claimed: the server would compute it, several rows would
+    get it, or the row has no key yet. Nothing was sent."""
+
+
+class Taken(IntegrityError):
+    """Another key has a row with the value of a look-up. Nothing was written."""
+
+    def __init__(self, message: str, lookup: str, key: str) -> None:
+        self.lookup = lookup
+        """The look-up."""
+        self.key = key
+        """The key that has the value, as text."""
+        super().__init__(message)
+
+
+class Busy(OperationalError):
+    """Another transaction claims the same value of a look-up, and did not end in time. Nothing was
+    written: try again later."""
 
 
 class WrongShard(core.PgshardError):
@@ -81,3 +104,36 @@ def translate_errors() -> Iterator[None]:
         raise ShardUnavailable(str(error)) from error
     except core.PgshardError as error:
         raise OperationalError(str(error)) from error
+
+
+_KINDS = (
+    "DataError",
+    "OperationalError",
+    "IntegrityError",
+    "InternalError",
+    "ProgrammingError",
+    "NotSupportedError",
+    "DatabaseError",
+    "InterfaceError",
+    "Error",
+)
+
+
+@contextmanager
+def translate_claims() -> Iterator[None]:
+    """Raises the core's errors of look-ups as Django's: `Taken` and `Busy`, `IntegrityError` if a
+    value is claimed twice, and those of the server. A look-up that cannot be used stays
+    `LookupUnusable`."""
+    try:
+        yield
+    except core.Taken as error:
+        raise Taken(str(error), error.lookup, error.key) from error
+    except core.ClaimedTwice as error:
+        raise IntegrityError(str(error)) from error
+    except core.Busy as error:
+        raise Busy(str(error)) from error
+    except _TRANSIENT as error:
+        raise ShardUnavailable(str(error)) from error
+    except psycopg.Error as error:
+        kind = next(name for name in _KINDS if isinstance(error, getattr(psycopg, name)))
+        raise getattr(db, kind)(str(error)) from error

@@ -13,11 +13,13 @@ from django.db.models.constants import LOOKUP_SEP
 from django.db.models.functions import Cast
 
 from ..errors import WrongId, WrongKey
+from . import claiming, finding
 from .across import AcrossShards
 from .batch import fetch
 from .cluster import cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, gather
+from .lookups import lookups_of
 from .merge import by_pk, check_rows
 from .parts import gives_its_own
 from .routing import (
@@ -42,6 +44,7 @@ from .sharded import (
     shard_conditions,
     shard_names,
 )
+from .values import ValueQuerySet
 
 T = TypeVar("T")
 
@@ -55,7 +58,7 @@ _COMPUTED = object()
 """In the place of a value that the server computes."""
 
 
-class ShardedQuerySet(models.QuerySet):
+class ShardedQuerySet(ValueQuerySet):
     """A query set of a sharded model. It is on one shard, or not on any yet; then running a query
     is refused with `NoShard`."""
 
@@ -75,6 +78,8 @@ class ShardedQuerySet(models.QuerySet):
         if self._db is None:
             if not self._for_write and self.query.is_empty():
                 return _NOWHERE
+            if finding.is_noted(self.query):
+                return finding.place(self.query)
             if getattr(self.query, "pgshard_several", False):
                 # The one of `shard_of` would give a part only.
                 refuse(self.model, "filter's keys or IDs may be of several shards, so the query")
@@ -119,11 +124,17 @@ class ShardedQuerySet(models.QuerySet):
 
     def __or__(self, other: Any) -> Any:
         self._together(other)
-        return self._pass_on(other, super().__or__(other))
+        return self._either(other, super().__or__(other))
 
     def __xor__(self, other: Any) -> Any:
         self._together(other)
-        return self._pass_on(other, super().__xor__(other))
+        return self._either(other, super().__xor__(other))
+
+    def _either(self, other: Any, made: Any) -> Any:
+        """Notes for a query of the rows of either of two what was noted for both."""
+        if made is not self and made is not other:
+            finding.forget(made.query)
+        return self._pass_on(other, made)
 
     def _pass_on(self, other: Any, made: Any) -> Any:
         """Notes for a query that was made of two what was noted for either."""
@@ -148,7 +159,9 @@ class ShardedQuerySet(models.QuerySet):
         # Of `union` and its kin.
         for other in others:
             self._together(other)
-        return super()._combinator_query(combinator, *others, **kwargs)
+        made = super()._combinator_query(combinator, *others, **kwargs)
+        finding.forget(made.query)
+        return made
 
     def _together(self, other: Any) -> None:
         """Refuses to combine queries on two shards, or on one and on all."""
@@ -291,6 +304,8 @@ class ShardedQuerySet(models.QuerySet):
             self._noted(found)
         elif self._db is None and several:
             self.query.pgshard_several = True
+        if self._db is None and pairs:
+            finding.note(self.query, pairs)
 
     def _narrow_by_objects(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Is empty if the rows would be related to an object of another shard, where another one
@@ -368,6 +383,9 @@ class ShardedQuerySet(models.QuerySet):
             return super().in_bulk(field_name=field_name)
         at, id_list = self._chain(), list(id_list)
         at._narrow([(f"{field_name}__in", id_list)])
+        if at._of_values() is not None:
+            rows = self.filter(**{f"{field_name}__in": id_list})
+            return {getattr(one, field_name): one for one in rows}
         return super(ShardedQuerySet, at).in_bulk(id_list, field_name=field_name)
 
     # --------------------------------------------------------------------------
@@ -393,6 +411,8 @@ class ShardedQuerySet(models.QuerySet):
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> Any:
         """The same as Django's."""
         at = self._write_to(kwargs.items())
+        if at._db is None and finding.is_noted(at.query):
+            return self._get_or_create(defaults, kwargs)
         return at._whole(lambda: super(ShardedQuerySet, at).get_or_create(defaults, **kwargs))
 
     def update_or_create(
@@ -400,6 +420,12 @@ class ShardedQuerySet(models.QuerySet):
     ) -> Any:
         """The same as Django's."""
         at = self._write_to(kwargs.items())
+        if at._db is None and finding.is_noted(at.query):
+            made = create_defaults if create_defaults is not None else defaults
+            row, created = self._get_or_create(made, kwargs)
+            if created:
+                return row, True
+            at = self._on(row._state.db)
         # What a function gives is checked when the row is saved.
         at._unmoved({name: one for name, one in (defaults or {}).items() if not callable(one)})
         return at._whole(
@@ -412,14 +438,20 @@ class ShardedQuerySet(models.QuerySet):
         at = self
         if at._db is None and objs:
             places = {alias_of_instance(one) for one in objs} - {None}
-            if len(places) > 1:
+            if len(places) > 1 and not lookups_of(self.model):
                 raise WrongShard(
                     f"{self.model.__name__}: these objects belong on {len(places)} shards: make a"
                     " call for each"
                 )
-            at = self._on(places.pop() or "") if places else self
+            at = self._on(places.pop() or "") if len(places) == 1 else self
         if not objs:
             return objs
+        if lookups_of(self.model):
+            return at._create_claimed(objs, *args, **kwargs)
+        return at._bulk_create(objs, *args, **kwargs)
+
+    def _bulk_create(self, objs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        at = self
         at._for_write = True
         for one in objs:
             check_instance(one, at.db)
@@ -450,22 +482,37 @@ class ShardedQuerySet(models.QuerySet):
             at = self._on(places.pop())
         for one in objs:
             check_instance(one, at.db)
-        return at._whole(
-            lambda: super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs)
-        )
+
+        def work() -> Any:
+            return super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs)
+
+        if claiming.written(self.model, fields):
+            at._for_write = True
+            return claiming.update_all(objs, fields, at.db, lambda: run_on(at.db, work))
+        return at._whole(work)
 
     def update(self, **kwargs: Any) -> Any:
         """The same as Django's; the key, the ID and references can only be set to values of the
         same shard."""
         if self.query.is_empty():
             return 0
-        self._for_write = True
-        self._unmoved(kwargs)
-        return super().update(**kwargs)
+        self._for_write, self._result_cache = True, None
+        at = self._placed()
+        at._unmoved(kwargs)
+        wanted = claiming.written(self.model, kwargs)
+        if wanted and not self.query.is_sliced:
+            at._for_write = True
+            work = lambda rows: super(ShardedQuerySet, rows).update(**kwargs)  # noqa: E731, UP008
+            return claiming.update(at, wanted, kwargs, work)
+        return super(ShardedQuerySet, at).update(**kwargs)
 
     def delete(self) -> Any:
         """The same as Django's."""
-        return (0, {}) if self.query.is_empty() else self._whole(super().delete)
+        if self.query.is_empty():
+            return (0, {})
+        at = self._placed()
+        self._result_cache = None
+        return at._whole(super(ShardedQuerySet, at).delete)
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import models, router
 from django.db.models.options import Options
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
-from ..errors import WrongId, WrongKey
-from . import deletion, fixtures, forms, joins, relations, requests, transactions
+from ..errors import LookupNotComplete, WrongId, WrongKey
+from . import claiming, deletion, fixtures, forms, joins, lookups, relations, requests, transactions
 from .errors import NoShard, WrongShard
 from .fields import (
     ShardedBigAutoField,
@@ -20,6 +20,8 @@ from .fields import (
 from .managers import ShardedManager
 from .routing import check_instance, check_parents, run_on, same_row, where_it_belongs
 from .sharded import automatic_tables, is_sharded, key_names, placed_names
+
+lookups.change_django()
 
 
 class ShardedModel(models.Model):
@@ -52,6 +54,37 @@ class ShardedModel(models.Model):
         check_instance(self, using)
         run_on(using, partial(super().save_base, *args, using=using, **kwargs))
 
+    def _save_table(
+        self,
+        raw: bool = False,
+        cls: Any = None,
+        force_insert: bool = False,
+        force_update: bool = False,
+        using: Any = None,
+        update_fields: Any = None,
+    ) -> Any:
+        """The same as Django's, and it claims the values of look-ups that change."""
+        save = partial(
+            super()._save_table, raw, cls, force_insert, force_update, using, update_fields
+        )
+        return claiming.save(self, cls, using, update_fields, bool(force_insert), save)
+
+    @classmethod
+    def from_db(cls, db: Any, field_names: Any, values: Any, **kwargs: Any) -> Any:
+        """The same as Django's."""
+        made = super().from_db(db, field_names, values, **kwargs)
+        if lookups.lookups_of_rows(cls):
+            claiming.note(made)
+        return made
+
+    def refresh_from_db(
+        self, using: Any = None, fields: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """The same as Django's."""
+        super().refresh_from_db(using, fields, *args, **kwargs)
+        if fields is None and lookups.lookups_of_rows(type(self)):
+            claiming.note(self)
+
     def full_clean(self, *args: Any, **kwargs: Any) -> None:
         """The same as Django's. Uniqueness is checked on the object's own shard."""
         with where_it_belongs(self):
@@ -75,6 +108,53 @@ class ShardedModel(models.Model):
         with where_it_belongs(self) as known:
             if known:
                 super().validate_unique(*args, **kwargs)
+            else:
+                self._check_lookups(*args, **kwargs)
+
+    def _get_unique_checks(self, exclude: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """The same as Django's; look-ups are among the checks."""
+        checks, dates = super()._get_unique_checks(exclude, *args, **kwargs)
+        more = ((one.model, one.names) for one in lookups.lookups_of_rows(type(self)))
+        left_out = exclude or ()
+        checks += [
+            pair
+            for pair in more
+            if pair not in checks and not any(name in left_out for name in pair[1])
+        ]
+        return checks, dates
+
+    def _perform_unique_checks(self, unique_checks: Any) -> Any:
+        """The same as Django's. Values of look-ups are looked for in all shards."""
+        by_names = {(one.model, one.names): one for one in lookups.lookups_of_rows(type(self))}
+        rest = [pair for pair in unique_checks if pair not in by_names]
+        errors = super()._perform_unique_checks(rest)
+        for pair in unique_checks:
+            if pair in by_names and self._is_taken(by_names[pair]):
+                where = pair[1][0] if len(pair[1]) == 1 else NON_FIELD_ERRORS
+                errors.setdefault(where, []).append(self.unique_error_message(*pair))
+        return errors
+
+    def _is_taken(self, lookup: lookups.ModelLookup) -> bool:
+        """Whether another row of any shard has this object's values. Until the look-up is complete,
+        of its own shard."""
+        values = lookup.values_of(self)
+        if values is None:
+            return False
+        rows = lookup.model._base_manager.filter(**lookup.conditions(values))
+        if not self._state.adding and self.pk is not None:
+            rows = rows.exclude(pk=self.pk)
+        try:
+            return bool(rows.exists())
+        except LookupNotComplete:
+            return False  # The server decides.
+
+    def _check_lookups(self, exclude: Any = None) -> None:
+        """Looks for the values of look-ups only, for an object that has no shard yet."""
+        known = {(one.model, one.names) for one in lookups.lookups_of_rows(type(self))}
+        checks, _ = self._get_unique_checks(exclude)
+        errors = self._perform_unique_checks([pair for pair in checks if pair in known])
+        if errors:
+            raise ValidationError(errors)
 
     def validate_constraints(self, *args: Any, **kwargs: Any) -> None:
         """The same as Django's, on the object's own shard. Where that is not known, only the server
@@ -133,6 +213,7 @@ def _prepare(sender: Any, **_: Any) -> None:
     if is_sharded(sender):
         sender._meta.__class__ = _ShardedOptions
         sender._meta.__dict__.pop("base_manager", None)
+        lookups.forget_in_migrations(sender)
         if sender._meta.auto_created:
             # The table of a ManyToManyField: `Photo.tags.through.objects` finds its shard, too.
             sender._meta.local_managers.clear()

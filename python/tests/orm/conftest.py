@@ -10,6 +10,33 @@ import pytest
 from world import World
 
 PROJECT = Path(__file__).parents[1] / "project"
+LOOKUPS = {
+    "emails": """
+[lookups.emails]
+table = "members_member"
+columns = ["email"]
+key = "id"
+""",
+    "subscribers": """
+[lookups.subscribers]
+table = "members_subscriber"
+columns = ["email"]
+key = "user_id"
+""",
+    "words": """
+[lookups.words]
+table = "members_handle"
+columns = ["word"]
+key = "user_id"
+fold = "ascii"
+""",
+    "cards": """
+[lookups.cards]
+table = "members_card"
+columns = ["number", "since"]
+key = "user_id"
+""",
+}
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +45,8 @@ def world():
     try:
         with made.connect("db1") as connection:
             connection.execute("CREATE DATABASE website")
+        with made.path.open("a") as config:
+            config.write("".join(LOOKUPS.values()))
         sys.path.insert(0, str(PROJECT))
         os.environ["PGSHARD_CONFIG"] = str(made.path)
         os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
@@ -26,8 +55,16 @@ def world():
 
         django.setup()
         call_command("migrate", verbosity=0)
+        call_command("shards", "makesql", "members", verbosity=0)
+        folder = made.folder / "migrations"
+        last = max(int(file.name.partition("_")[0]) for file in folder.iterdir())
+        for number, name in enumerate(LOOKUPS, last + 1):
+            text = made.run("lookups", "migration", name).stdout
+            (folder / f"{number:04d}_lookup_{name}.sql").write_text(text)
         call_command("shards", "makesql", verbosity=0)
         made.run("bootstrap")
+        for name in LOOKUPS:
+            made.run("lookups", "build", name)
         yield made
         from django.db import connections
 

@@ -32,6 +32,7 @@ INSTALLED_APPS = [
     "forum",
     "kinds",
     "plain",
+    "members",
 ]
 # The application `kinds` has relations that these refuse: the errors at run time are tested, too.
 # models.E032: `kinds` and `plain` are the same models in two databases, with the same constraints.

@@ -91,13 +91,8 @@ def slots() -> Slots:
     return result
 
 
-def pool(name: str, wrapper: Any) -> Pool:
-    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`,
-    and `ImproperlyConfigured` if tests would reach a real shard."""
-    current = cluster()
-    found = _pools.by_host.get(name) if _pools.cluster is current else None
-    if found is not None:
-        return found
+def check_tests() -> None:
+    """Raises `ImproperlyConfigured` if tests would reach a real shard."""
     if hasattr(mail, "outbox") and not state.visible:
         # This is only set while tests run.
         raise ImproperlyConfigured(
@@ -105,6 +100,16 @@ def pool(name: str, wrapper: Any) -> Pool:
             ' own by TEST_RUNNER = "pgshard.django.test.ShardedTestRunner", or by pytest with'
             " pytest-django"
         )
+
+
+def pool(name: str, wrapper: Any) -> Pool:
+    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`,
+    and `ImproperlyConfigured` if tests would reach a real shard."""
+    current = cluster()
+    found = _pools.by_host.get(name) if _pools.cluster is current else None
+    if found is not None:
+        return found
+    check_tests()
     directory = current.directory
     host = directory.host(name)
     met: list[bool] = []
