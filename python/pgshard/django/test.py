@@ -82,7 +82,9 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
             if not kept:
                 server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
             path = _write(made, 0)
-            _bootstrap(path)
+            _command(path, "bootstrap")
+            for lookup in config.lookups:
+                _command(path, "lookups", "build", lookup)
             _prepare(host, database, config.prefix)
             for number, name in enumerate(names[1:], 1):
                 copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
@@ -109,6 +111,7 @@ def end(made: TestShards) -> None:
     state.visible = ()
     TransactionTestCase.databases = made.databases
     pools.close_all()
+    cluster().lookups.close()
     cluster().recovery_context.close()
     os.environ.pop(TEST_CONFIG, None)
     state.cluster = made.real
@@ -167,6 +170,14 @@ def _write(made: TestShards, number: int) -> Path:
             program = str((made.host.password_command.folder / program).absolute())
         # A list of JSON strings is one of TOML, too.
         lines.append(f"password_command = {json.dumps([program, *args])}")
+    for lookup in config.lookups.values():
+        lines += [
+            f"[lookups.{lookup.name}]",
+            f"table = {json.dumps(lookup.table)}",
+            f"columns = {json.dumps(lookup.columns)}",
+            f"key = {json.dumps(lookup.key)}",
+            f'fold = "{lookup.fold.value}"',
+        ]
     lines += ["[map]", "version = 1", "[map.placement]", f'test = "0-{made.shards - 1}"', ""]
     path = made.folder / f"pgshard-{number}.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -179,7 +190,7 @@ def _time(epoch_ms: int) -> str:
     return time_of_id(0, epoch_ms).isoformat()
 
 
-def _bootstrap(path: Path) -> None:
+def _command(path: Path, *args: str) -> None:
     wanted = os.environ.get("PGSHARD", "pgshard")
     command = shutil.which(wanted)
     if command is None:
@@ -188,11 +199,11 @@ def _bootstrap(path: Path) -> None:
             " set PGSHARD"
         )
     done = subprocess.run(
-        [command, "--config", str(path), "-q", "bootstrap"], capture_output=True, text=True
+        [command, "--config", str(path), "-q", *args], capture_output=True, text=True
     )
     if done.returncode:
         raise ImproperlyConfigured(
-            f"pgshard bootstrap failed on the tests' shards:\n{done.stdout}{done.stderr}"
+            f"pgshard {' '.join(args)} failed on the tests' shards:\n{done.stdout}{done.stderr}"
         )
 
 

@@ -1,0 +1,34 @@
+"""Look-ups in the tests of a project."""
+
+from django.db import IntegrityError, transaction
+from django.test import TestCase
+
+from pgshard.django import alias_of_key
+
+from .models import Member
+
+EMAIL = "ada@example.com"
+
+
+class Values(TestCase):
+    """What one test claims is no obstacle to the next."""
+
+    databases = "__all__"
+
+    def check(self, key, other):
+        member = Member.objects.create(id=key, email=EMAIL)
+        self.assertEqual(Member.objects.get(email=EMAIL), member)
+        with (
+            self.assertRaises(IntegrityError),
+            transaction.atomic(using=alias_of_key(other)),
+        ):
+            Member.objects.create(id=other, email=EMAIL)
+        self.assertEqual(
+            Member.objects.get_or_create(email=EMAIL, defaults={"id": other}), (member, False)
+        )
+
+    def test_one(self):
+        self.check(1, 2)
+
+    def test_two(self):
+        self.check(2, 1)
