@@ -347,16 +347,15 @@ impl World {
         text
     }
 
-    /// Everything that the hosts say about one shard and its moves, except how long a lease lasts:
-    /// its holder renews it, and gives it back.
+    /// Everything that the hosts say about one shard and its moves, except how long a lease lasts,
+    /// which its holder renews, and the result of an audit, which needs no lease.
     pub(crate) async fn all_about(&self, shard: u16) -> String {
         let mut text = String::new();
         for client in self.all().await {
             for table in ["shard", "incoming", "move", "ledger"] {
                 let sql = format!(
-                    "SELECT (to_jsonb(t) - 'lease_until')::text FROM pgshard.{table} t WHERE \
-                        shard_id = {shard} \
-                     ORDER BY 1"
+                    "SELECT (to_jsonb(t) - '{{lease_until,audit,audited_at,audit_found}}'::text[])\
+                        ::text FROM pgshard.{table} t WHERE shard_id = {shard} ORDER BY 1"
                 );
                 text += &lines(&client, &sql).await;
             }
