@@ -1,6 +1,5 @@
-//! Makes a look-up complete: entries for the rows that are older than it.
-
-use std::collections::BTreeMap;
+//! Makes a look-up complete: entries for the rows that are older than it, and for those that were
+//! written without a claim.
 
 use futures_util::stream::{StreamExt, TryStreamExt};
 use tokio_postgres::Row;
@@ -9,32 +8,19 @@ use super::claimer::ClaimRequest;
 use super::lookup::Lookup;
 use super::parameter::Day;
 use super::statements;
-use crate::router::{Error, LookupProblem, Sql};
+use super::states::State;
+use crate::router::{Error, Sql};
 use crate::shard::ShardId;
 use crate::values::{Value, Values};
 
 /// How many rows get their entries at a time.
-const WIDTH: usize = 8;
+pub(super) const WIDTH: usize = 8;
 
 /// The most duplicates that are listed.
 const DUPLICATES_MAX: usize = 1000;
 
 /// How often a row is tried again that another call is claiming.
 const TRIES: u32 = 5;
-
-/// What a shard has of a look-up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ShardState {
-    /// The types of its columns.
-    pub kinds: Vec<String>,
-    /// The trigger is there and enabled.
-    pub guarded: bool,
-    /// Every row of the shard with a value has its entry.
-    pub covered: bool,
-    /// The shard answers `find` for the values whose entries it has.
-    pub complete: bool,
-}
 
 /// Two keys that have the same value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,60 +35,49 @@ pub struct Duplicate {
 }
 
 /// What [`Lookup::build`] has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Built {
     /// How many rows were read. Shards that were covered before are not read again.
     pub rows: u64,
+    /// How many recorded rows were read.
+    pub recorded: u64,
     /// Keys that have one value, 1000 of them at most.
     pub duplicates: Vec<Duplicate>,
-    /// The look-up is complete: there are no duplicates.
-    pub complete: bool,
+    /// How far the look-up is now: the least of its shards. Without duplicates, it is complete
+    /// unless a shard is recording.
+    pub state: State,
+}
+
+impl Built {
+    /// Whether a row has its entry. If the value belongs to another key, that is noted.
+    pub(super) fn is_entered(
+        &mut self,
+        shard: ShardId,
+        key: String,
+        entered: Result<(), Error>,
+    ) -> Result<bool, Error> {
+        match entered {
+            Ok(()) => Ok(true),
+            Err(Error::Taken { key: other, .. }) => {
+                let duplicate = Duplicate { shard, key, other };
+                if self.duplicates.len() < DUPLICATES_MAX && !self.duplicates.contains(&duplicate) {
+                    self.duplicates.push(duplicate);
+                }
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Lookup<'_> {
-    /// What each shard has of the look-up.
-    ///
-    /// # Errors
-    /// [`Error::Lookup`] when a shard does not have it, or has it otherwise; all others as
-    /// [`Shard::query`](crate::router::Shard::query).
-    ///
-    /// # Cancel safety
-    /// It only reads.
-    pub async fn states(self) -> Result<BTreeMap<ShardId, ShardState>, Error> {
-        let shards = self.router().shards_total();
-        let mut states = BTreeMap::new();
-        for shard in shards.iter() {
-            states.insert(shard, self.state(shard).await?);
-        }
-        Ok(states)
-    }
-
-    async fn state(self, shard: ShardId) -> Result<ShardState, Error> {
-        let definition = self.definition();
-        let row: Option<(String, Vec<String>, bool, String, bool)> = self
-            .router()
-            .shard(shard)?
-            .query_opt_as(statements::state(definition), &[&definition.name])
-            .await
-            .map_err(|error| self.place(shard).or_not_installed(error))?;
-        let Some((recorded, kinds, covered, state, guarded)) = row else {
-            return Err(self.place(shard).not_installed());
-        };
-        self.place(shard).checked(recorded)?;
-        Ok(ShardState {
-            kinds,
-            guarded,
-            covered,
-            complete: state == "complete",
-        })
-    }
-
-    /// Gives every row its entry, shard by shard, and then makes the look-up complete, so that
-    /// `find` answers. Writers may continue; a shard that is covered already is not read, so a call
-    /// that was interrupted is made again. Nothing is decided about duplicates: they are listed, and
-    /// the look-up stays as it is until the next call finds none. A row that changes its value
-    /// during the call may be listed as one, too.
+    /// Gives every row its entry, shard by shard: those from before the look-up, and those that
+    /// were recorded. Then, if no shard is recording, makes the look-up complete, so that `find`
+    /// answers. Writers may continue; a shard that is covered already is not read, so a call that
+    /// was interrupted is made again. Nothing is decided about duplicates: they are listed, and the
+    /// look-up stays as it is until the next call finds none. A row that changes its value during
+    /// the call may be listed as one, too.
     ///
     /// `progress` is called after each shard.
     ///
@@ -113,85 +88,43 @@ impl Lookup<'_> {
     /// # Cancel safety
     /// What was done stays.
     pub async fn build(self, progress: impl Fn(ShardId)) -> Result<Built, Error> {
-        let mut built = Built::default();
-        // The trigger first, everywhere: what is written from now on has its entry.
-        let states = self.guarded().await?;
-        for (shard, state) in states {
+        let mut built = Built {
+            rows: 0,
+            recorded: 0,
+            duplicates: Vec::new(),
+            state: State::Recording,
+        };
+        // The trigger first, everywhere: what is written from now on has its entry, or is recorded.
+        for (shard, state) in self.guarded().await? {
             if !state.covered {
-                self.cover(shard, &state, &mut built).await?;
+                self.cover(shard, &state.kinds, &mut built).await?;
             }
+            self.enter_recorded(shard, &state.kinds, &mut built).await?;
             progress(shard);
         }
-        if !built.duplicates.is_empty() {
-            return Ok(built);
+        if built.duplicates.is_empty() {
+            self.complete().await?;
         }
         let states = self.guarded().await?;
-        if states.values().all(|state| state.covered) {
-            for shard in states.keys() {
-                self.mark(*shard, statements::COMPLETE).await?;
-            }
-            built.complete = true;
-        }
+        let least = states.values().filter_map(|state| state.state).min();
+        built.state = least.unwrap_or(State::Recording);
         Ok(built)
     }
 
-    /// The states of all shards, each of which has its trigger.
-    async fn guarded(self) -> Result<BTreeMap<ShardId, ShardState>, Error> {
-        let states = self.states().await?;
-        match states.iter().find(|(_, state)| !state.guarded) {
-            Some((shard, _)) => {
-                let place = self.place(*shard);
-                Err(place.problem(|shard, host| LookupProblem::NoTrigger { shard, host }))
-            }
-            None => Ok(states),
-        }
-    }
-
-    async fn mark(self, shard: ShardId, sql: &str) -> Result<(), Error> {
-        let definition = self.definition();
-        let text = definition.to_text();
-        self.router()
-            .shard(shard)?
-            .execute(sql, &[&definition.name, &text])
-            .await?;
-        Ok(())
-    }
-
     /// Gives the rows of a shard their entries.
-    async fn cover(
-        self,
-        shard: ShardId,
-        state: &ShardState,
-        built: &mut Built,
-    ) -> Result<(), Error> {
-        let sql = Sql::reading(&statements::rows(self.definition(), &state.kinds));
+    async fn cover(self, shard: ShardId, kinds: &[String], built: &mut Built) -> Result<(), Error> {
+        let sql = Sql::reading(&statements::rows(self.definition(), kinds));
         let rows = self.router().shard(shard)?.query_raw(&sql, &[]).await?;
         let entries = rows.map(|row| async move {
-            let (key, values) = self.read(shard, &row?, &state.kinds)?;
-            let wanted = ClaimRequest::new(self.definition(), values)?;
-            for _ in 1..TRIES {
-                match Box::pin(wanted.enter(self.router(), &key)).await {
-                    Err(Error::Busy { .. }) => {}
-                    other => return Ok((key, other)),
-                }
-            }
-            let last = Box::pin(wanted.enter(self.router(), &key)).await;
-            Ok::<_, Error>((key, last))
+            let (key, values) = self.read_row(shard, &row?, 0, kinds)?;
+            let entered = self.enter(&key, values).await;
+            Ok::<_, Error>((key, entered))
         });
         let mut entries = entries.buffer_unordered(WIDTH);
         let mut is_covered = true;
         while let Some((key, entered)) = entries.try_next().await? {
             built.rows += 1;
-            match entered {
-                Ok(()) => {}
-                Err(Error::Taken { key: other, .. }) => {
-                    is_covered = false;
-                    if built.duplicates.len() < DUPLICATES_MAX {
-                        built.duplicates.push(Duplicate { shard, key, other });
-                    }
-                }
-                Err(error) => return Err(error),
-            }
+            is_covered &= built.is_entered(shard, key, entered)?;
         }
         if is_covered {
             self.mark(shard, statements::COVERED).await?;
@@ -199,13 +132,30 @@ impl Lookup<'_> {
         Ok(())
     }
 
-    /// A row's key and values.
-    fn read(self, shard: ShardId, row: &Row, kinds: &[String]) -> Result<(String, Values), Error> {
+    /// Makes the entry of the values lead to a key that has a row with them.
+    pub(super) async fn enter(self, key: &str, values: Values) -> Result<(), Error> {
+        let wanted = ClaimRequest::new(self.definition(), values)?;
+        for _ in 1..TRIES {
+            match Box::pin(wanted.enter(self.router(), key)).await {
+                Err(Error::Busy { .. }) => {}
+                other => return other,
+            }
+        }
+        Box::pin(wanted.enter(self.router(), key)).await
+    }
+
+    /// A row's key and values: the columns from `first` on.
+    pub(super) fn read_row(
+        self,
+        shard: ShardId,
+        row: &Row,
+        first: usize,
+        kinds: &[String],
+    ) -> Result<(String, Values), Error> {
         let unknown = |_| self.place(shard).not_installed();
-        let key: String = row.try_get(0).map_err(unknown)?;
+        let key: String = row.try_get(first).map_err(unknown)?;
         let mut values = Vec::with_capacity(kinds.len());
-        for (at, kind) in kinds.iter().enumerate() {
-            let at = at + 1;
+        for (at, kind) in (first + 1..).zip(kinds) {
             values.push(match kind.as_str() {
                 "integer" => Value::Integer(row.try_get(at).map_err(unknown)?),
                 "uuid" => Value::Uuid(row.try_get(at).map_err(unknown)?),

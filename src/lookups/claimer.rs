@@ -274,6 +274,22 @@ impl<'a> ClaimRequest<'a> {
         looked.map_err(|error| self.place(router, shard.id()).or_not_installed(error))
     }
 
+    /// Whether a key of this shard has a row with the value.
+    pub(super) async fn has_row(
+        &self,
+        router: &Router,
+        shard: ShardId,
+        key: &str,
+    ) -> Result<bool, Error> {
+        let row = self.row(key);
+        let sql = Sql::reading(&statements::look_again(self.definition));
+        let looked = router
+            .shard(shard)?
+            .query_one_as(&sql, &row.parameters())
+            .await;
+        looked.map(|(has_row,)| has_row)
+    }
+
     /// Makes the entry's claim unusable, and then looks whether its key has the row. READ
     /// COMMITTED, so that the second statement sees what the first has waited for.
     async fn kill(

@@ -8,6 +8,7 @@ use tokio_postgres::types::ToSql;
 
 use super::answer::problem;
 use super::claimer::{Claim, ClaimRequest, UseParameters, WAIT_MAX};
+use super::metrics;
 use super::statements;
 use crate::router::{Error, LookupProblem, Router, Shard, SqlText, Transaction};
 use crate::shard::Key;
@@ -220,8 +221,10 @@ impl Claiming<'_> {
     async fn claim(&self, deadline: Instant) -> Result<Vec<Claim>, Error> {
         let mut claims = Vec::with_capacity(self.wanted.len());
         for wanted in &self.wanted {
-            let claimed = wanted.claim(self.router, &self.key, deadline);
-            claims.push(Box::pin(claimed).await?);
+            let began = Instant::now();
+            let claimed = Box::pin(wanted.claim(self.router, &self.key, deadline)).await;
+            metrics::count(wanted.definition, began.elapsed(), &claimed);
+            claims.push(claimed?);
         }
         Ok(claims)
     }

@@ -1,18 +1,53 @@
-//! The migration that makes a look-up's tables and its trigger in every shard.
+//! The migrations that make a look-up's tables and its trigger in every shard, and change what the
+//! trigger does.
 //!
-//! It is an ordinary shard migration, so new shards get it at bootstrap, and moves, `check` and
-//! `dump` know what it makes. Invariant: its text is the same for the same definition.
+//! They are ordinary shard migrations, so new shards get them at bootstrap, and moves, `check` and
+//! `dump` know what they make. Invariant: a text is the same for the same definition.
 
 use crate::pg::{quote_ident, quote_literal};
 use crate::values::{Definition, Fold};
 
-const TEMPLATE: &str = include_str!("../../migrations/lookup/lookup.sql");
+const CREATE: &str = include_str!("../../migrations/lookup/lookup.sql");
+const ENFORCE: &str = include_str!("../../migrations/lookup/enforce.sql");
+const RECORD: &str = include_str!("../../migrations/lookup/record.sql");
 
-/// The shard migration of a look-up: a text with `{shard}`, for the folder of migrations.
+/// What a migration of a look-up does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// Creates the tables and a trigger that refuses what was not claimed. For a table that no
+    /// application writes yet.
+    #[default]
+    Create,
+    /// Creates the tables and a trigger that records what was not claimed.
+    CreateRecording,
+    /// From then on the trigger refuses what was not claimed. Fails where not every row has its
+    /// entry.
+    Enforce,
+    /// From then on the trigger records what was not claimed. Fails where the look-up answers
+    /// `find`.
+    Record,
+}
+
+impl Step {
+    fn template(self) -> &'static str {
+        match self {
+            Step::Create | Step::CreateRecording => CREATE,
+            Step::Enforce => ENFORCE,
+            Step::Record => RECORD,
+        }
+    }
+}
+
+/// A shard migration of a look-up: a text with `{shard}`, for the folder of migrations.
 ///
-/// It fails, and leaves the shard as it was, where the table or a column is missing or of another
-/// type, or where no unique index over the columns exists (with folding it creates one).
-pub fn migration(definition: &Definition) -> String {
+/// The first one fails, and leaves the shard as it was, where the table or a column is missing or
+/// of another type, or where no unique index over the columns exists (with folding it creates one).
+pub fn migration(definition: &Definition, step: Step) -> String {
+    let mode = match step {
+        Step::CreateRecording => "recording",
+        _ => "enforcing",
+    };
     let texts: Vec<String> = definition
         .columns
         .iter()
@@ -52,6 +87,8 @@ pub fn migration(definition: &Definition) -> String {
         ("unique", unique),
         ("only_texts", only_texts.to_owned()),
         ("hash", definition.hash_sql("NEW")),
+        ("texts", definition.texts_sql("NEW")),
+        ("mode_text", quote_literal(mode)),
         ("as_before", same.join(" AND ")),
         ("function", function),
         ("name", definition.name.clone()),
@@ -71,7 +108,7 @@ pub fn migration(definition: &Definition) -> String {
     // Every second part is the name of a place. What is put in is not read again: a column may
     // have an `@` in its name.
     let mut sql = String::new();
-    for (at, part) in TEMPLATE.split('@').enumerate() {
+    for (at, part) in step.template().split('@').enumerate() {
         match places
             .iter()
             .find(|(place, _)| at % 2 == 1 && *place == part)
@@ -111,17 +148,27 @@ mod tests {
     fn every_place_is_filled() {
         for fold in Fold::ALL {
             let emails = Definition::new("emails", "users", ["email"], "id").fold(fold);
-            let sql = migration(&emails);
-            let places = ["emails", "\"email\"", "\"users\"", "\"id\"", "SH003"];
-            assert!(places.iter().all(|place| sql.contains(place)), "{sql}");
-            assert!(!sql.contains('@'), "{sql}");
-            assert!(
-                TEMPLATE
-                    .split('@')
-                    .skip(1)
-                    .step_by(2)
-                    .all(|place| !place.contains([' ', '\n']))
-            );
+            for step in [
+                Step::Create,
+                Step::CreateRecording,
+                Step::Enforce,
+                Step::Record,
+            ] {
+                let sql = migration(&emails, step);
+                let places = [
+                    "emails",
+                    "\"email\"",
+                    "\"users\"",
+                    "\"pgshard_lookup_emails\"",
+                ];
+                assert!(places.iter().all(|place| sql.contains(place)), "{sql}");
+                assert!(!sql.contains('@'), "{sql}");
+                let names: Vec<&str> = step.template().split('@').skip(1).step_by(2).collect();
+                assert!(
+                    names.iter().all(|name| !name.contains([' ', '\n'])),
+                    "{names:?}"
+                );
+            }
         }
     }
 }

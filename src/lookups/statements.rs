@@ -4,7 +4,7 @@
 //! protocol relies on them, whatever the session's setting.
 
 use crate::pg::{quote_ident, quote_literal};
-use crate::values::Definition;
+use crate::values::{Definition, Fold};
 
 /// Sets `synchronous_commit` for this transaction, unless it is `on` or more. It is true.
 const DURABLY: &str = "pg_catalog.set_config('synchronous_commit', CASE WHEN \
@@ -188,18 +188,24 @@ pub(super) const FIND: &str = "SELECT l.definition, l.kinds, l.state, e.key FROM
     {shard}.pgshard_lookup l LEFT JOIN {shard}.pgshard_entry e ON e.lookup = l.name AND e.hash = \
     $2::bytea WHERE l.name = $1::text";
 
-/// What the shard has of the look-up `$1`, and whether its trigger is there and enabled.
+/// The entries of the hashes `$2`.
+pub(super) const ENTRIES: &str = "SELECT hash, key, claim FROM {shard}.pgshard_entry WHERE lookup \
+    = $1::text AND hash = ANY ($2::bytea[])";
+
+/// What the shard has of the look-up `$1`, what its trigger does if it is there and enabled, and
+/// how many rows are recorded.
 pub(super) fn state(definition: &Definition) -> String {
     let table = quote_literal(&format!("{{shard}}.{}", quote_ident(&definition.table)));
     let name = format!("pgshard_lookup_{}", definition.name);
     let function = quote_literal(&format!("{{shard}}.{}", quote_ident(&name)));
     format!(
-        "SELECT l.definition, l.kinds, l.covered, l.state, EXISTS (SELECT FROM \
-        pg_catalog.pg_trigger t \
-            WHERE t.tgrelid = {table}::regclass AND t.tgname = {name} AND t.tgenabled IN ('O', \
-            'A') AND \
-            t.tgfoid = {function}::regproc) FROM {{shard}}.pgshard_lookup l WHERE l.name = \
-            $1::text",
+        "SELECT l.definition, l.kinds, l.covered, l.state, l.may_record, \
+            (SELECT CASE pg_catalog.encode(t.tgargs, 'escape') WHEN 'recording\\000' \
+                THEN 'recording' ELSE 'enforcing' END FROM pg_catalog.pg_trigger t \
+                WHERE t.tgrelid = {table}::regclass AND t.tgname = {name} \
+                AND t.tgenabled IN ('O', 'A') AND t.tgfoid = {function}::regproc), \
+            (SELECT count(*) FROM {{shard}}.pgshard_lookup_change c WHERE c.lookup = l.name) \
+        FROM {{shard}}.pgshard_lookup l WHERE l.name = $1::text",
         name = quote_literal(&name),
     )
 }
@@ -233,13 +239,62 @@ pub(super) fn rows(definition: &Definition, kinds: &[String]) -> String {
     )
 }
 
-/// Every row of the shard with a value has its entry.
+/// A page of the recorded rows of the look-up `$1` after `$2`: the record's ID, whether the row
+/// still has the value, its key and its values.
+pub(super) fn recorded(definition: &Definition, kinds: &[String]) -> String {
+    let values: Vec<String> = (1..)
+        .zip(kinds)
+        .map(|(at, kind)| match kind.as_str() {
+            "integer" => format!("c.value[{at}]::bigint"),
+            "uuid" | "date" => format!("c.value[{at}]::{kind}"),
+            _ => format!("c.value[{at}]"),
+        })
+        .collect();
+    let is_row = definition.is_row_sql("c.key", |at| match definition.fold {
+        Fold::None => values[at].clone(),
+        Fold::Ascii => format!("pg_catalog.lower({} COLLATE \"C\")", values[at]),
+    });
+    format!(
+        "SELECT c.change, EXISTS (SELECT FROM {{shard}}.{table} WHERE {is_row}), c.key, {values} \
+        FROM {{shard}}.pgshard_lookup_change c WHERE c.lookup = $1::text AND c.change > $2::uuid \
+        ORDER BY c.change LIMIT 1000",
+        table = quote_ident(&definition.table),
+        values = values.join(", "),
+    )
+}
+
+/// Deletes records of the look-up `$1`.
+pub(super) const DELETE_RECORDED: &str = "DELETE FROM {shard}.pgshard_lookup_change WHERE lookup \
+    = $1::text AND change = ANY ($2::uuid[])";
+
+/// Which applications wrote the recorded rows of the look-up `$1`, how many, and when the last one,
+/// in milliseconds since 1970.
+pub(super) const WRITERS: &str = "SELECT application, role, count(*), \
+    pg_catalog.floor(EXTRACT(EPOCH FROM max(at)) * 1000)::bigint FROM \
+    {shard}.pgshard_lookup_change WHERE lookup = $1::text GROUP BY application, role";
+
+/// Every row of the shard with a value has its entry, or is recorded.
 pub(super) const COVERED: &str = "UPDATE {shard}.pgshard_lookup SET covered = true WHERE name = \
     $1::text AND definition = $2::text";
 
+/// The shard cannot be made recording. Before the first shard is complete.
+pub(super) const MAY_NOT_RECORD: &str = "UPDATE {shard}.pgshard_lookup SET may_record = false \
+    WHERE name = $1::text AND definition = $2::text";
+
 /// Every row of every shard with a value has its entry.
-pub(super) const COMPLETE: &str = "UPDATE {shard}.pgshard_lookup SET state = 'complete' WHERE name \
-    = $1::text AND definition = $2::text";
+pub(super) const COMPLETE: &str = "UPDATE {shard}.pgshard_lookup l SET state = 'complete' WHERE \
+    l.name = $1::text AND l.definition = $2::text AND l.covered AND NOT l.may_record AND l.state \
+    IN ('enforcing', 'complete') AND NOT EXISTS (SELECT FROM {shard}.pgshard_lookup_change c WHERE \
+    c.lookup = l.name)";
+
+/// `find` is refused.
+pub(super) const NOT_COMPLETE: &str = "UPDATE {shard}.pgshard_lookup SET state = 'enforcing' WHERE \
+    name = $1::text AND definition = $2::text AND state = 'complete'";
+
+/// The shard may be made recording. After the last shard is no longer complete.
+pub(super) const MAY_RECORD: &str = "UPDATE {shard}.pgshard_lookup SET may_record = true, state = \
+    CASE WHEN state = 'complete' THEN 'enforcing' ELSE state END WHERE name = $1::text AND \
+    definition = $2::text";
 
 /// Of the next 1000 claims after hash `$2` and claim `$3`, deletes those that were spent more than
 /// 24 hours ago. Returns how many these were, and the last claim that was read.

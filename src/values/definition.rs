@@ -88,10 +88,7 @@ impl Definition {
     /// settings; `lower` in the collation "C" changes A to Z only.
     pub fn hash_sql(&self, row: &str) -> String {
         let form = |column: &String| {
-            let text = format!(
-                "(pg_catalog.to_jsonb({row}.{}) OPERATOR(pg_catalog.#>>) '{{}}')",
-                quote_ident(column)
-            );
+            let text = text_sql(row, column);
             let text = match self.fold {
                 Fold::None => text,
                 Fold::Ascii => format!("pg_catalog.lower({text} COLLATE \"C\")"),
@@ -108,16 +105,32 @@ impl Definition {
         )
     }
 
+    /// A row's values as an SQL array of texts, in the form that [`Definition::hash_sql`] hashes,
+    /// without folding.
+    pub(crate) fn texts_sql(&self, row: &str) -> String {
+        let texts: Vec<String> = self
+            .columns
+            .iter()
+            .map(|name| text_sql(row, name))
+            .collect();
+        format!("ARRAY[{}]", texts.join(", "))
+    }
+
     /// The condition that a row of the table has a key and a value: the key's text is `$1`, the
     /// columns' values are the parameters after it.
     pub(crate) fn has_row_sql(&self) -> String {
-        let mut condition = format!("{}::text = $1", quote_ident(&self.key));
+        self.is_row_sql("$1", |at| format!("${}", at + 2))
+    }
+
+    /// The condition that a row of the table has this key, a text, and these values, each folded.
+    pub(crate) fn is_row_sql(&self, key: &str, value: impl Fn(usize) -> String) -> String {
+        let mut condition = format!("{}::text = {key}", quote_ident(&self.key));
         for (at, column) in self.columns.iter().enumerate() {
             let column = match self.fold {
                 Fold::None => quote_ident(column),
                 Fold::Ascii => format!("pg_catalog.lower({} COLLATE \"C\")", quote_ident(column)),
             };
-            condition.push_str(&format!(" AND {column} = ${}", at + 2));
+            condition.push_str(&format!(" AND {column} = {}", value(at)));
         }
         condition
     }
@@ -126,6 +139,14 @@ impl Definition {
     pub(crate) fn name_literal(&self) -> String {
         quote_literal(&self.name)
     }
+}
+
+/// A column's value as PostgreSQL's `to_jsonb` writes it.
+fn text_sql(row: &str, column: &str) -> String {
+    format!(
+        "(pg_catalog.to_jsonb({row}.{}) OPERATOR(pg_catalog.#>>) '{{}}')",
+        quote_ident(column)
+    )
 }
 
 #[cfg(test)]

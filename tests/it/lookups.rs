@@ -4,14 +4,16 @@ mod build;
 mod claims;
 mod hashes;
 mod interrupted;
+mod losses;
 mod moves;
+mod recording;
 mod refusals;
 mod rounds;
 mod statements;
 
 use pgshard::Router;
 use pgshard::config::Config;
-use pgshard::lookups::{Definition, migration};
+use pgshard::lookups::{Definition, Step, migration};
 
 use super::support;
 use support::World;
@@ -31,7 +33,7 @@ fn emails() -> Definition {
 async fn world(versions: &[u32], shards: u16) -> World {
     let migrations = [
         ("0001_users.sql", USERS),
-        ("0002_emails.sql", &migration(&emails())),
+        ("0002_emails.sql", &migration(&emails(), Step::Create)),
     ];
     let world = World::with_tables(versions, shards, &migrations).await;
     define(

@@ -5,11 +5,23 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use pgshard::lookups::{Definition, Fold};
+use serde::{Deserialize, Serialize};
+
+/// What an application does with the look-ups.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) enum Story {
+    /// Every process claims, from the start.
+    Claimed,
+    /// There are rows before the look-ups, and half of the processes never claim. When these have
+    /// ended, the look-ups enforce and become complete.
+    Introduced,
+}
 
 /// One round.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) seed: u64,
+    pub(crate) story: Story,
     /// The version of each host.
     pub(crate) versions: [u32; 2],
     pub(crate) shards: u16,
@@ -38,8 +50,13 @@ impl Case {
             "repeatable read",
             "serializable",
         ];
+        let story = match seed % 3 {
+            2 => Story::Introduced,
+            _ => Story::Claimed,
+        };
         Case {
             seed,
+            story,
             versions: [version, second],
             shards: rng.u16(2..=6),
             keys: rng.i64(2..=8),
@@ -49,6 +66,11 @@ impl Case {
             processes: 8,
             long: Duration::from_secs(20),
         }
+    }
+
+    /// Whether a process claims the values that it writes.
+    pub(crate) fn claims(&self, number: usize) -> bool {
+        self.story == Story::Claimed || number.is_multiple_of(2)
     }
 
     pub(crate) fn rng(&self, who: u64) -> Rng {
@@ -68,6 +90,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case {
             seed,
+            story,
             versions,
             shards,
             keys,
@@ -79,8 +102,8 @@ impl fmt::Display for Case {
         let version = versions[0];
         write!(
             f,
-            "--seed {seed} --version {version}: hosts {versions:?}, {shards} shards, {keys} keys, \
-             {values} values, fold {fold:?}, {isolation}"
+            "--seed {seed} --version {version}: {story:?}, hosts {versions:?}, {shards} shards, \
+             {keys} keys, {values} values, fold {fold:?}, {isolation}"
         )
     }
 }

@@ -109,6 +109,8 @@ fn spawn(
     notes: &std::path::Path,
 ) -> Child {
     let order = Order {
+        story: case.story,
+        claims: case.claims(number),
         config: world.config.path.clone(),
         notes: notes.to_owned(),
         name: format!("{number}-{generation}"),

@@ -20,7 +20,9 @@
 
 mod case;
 mod fates;
+mod introduce;
 mod judge;
+mod longest;
 mod notes;
 mod round;
 #[path = "../failover/rounds.rs"]
@@ -45,8 +47,10 @@ Each seed is a round: eight processes claim, change and delete few values of few
 are stopped or killed,
 their connections are lost, and shards move and are rolled back. Then the committed writes are \
 repeated on one table with
-UNIQUE indexes. Rounds go on from seed to seed, on 15 and 18 in turn where no version is named, \
-until the minutes or the
+UNIQUE indexes. In every third round the look-ups are introduced: there are rows already, and half \
+of the processes do
+not claim until the look-ups enforce. Rounds go on from seed to seed, on 15 and 18 in turn where \
+no version is named, until the minutes or the
 rounds are over. A round that fails prints what happened and the words that play it again.";
 
 fn main() -> ExitCode {

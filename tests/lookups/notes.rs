@@ -58,8 +58,8 @@ pub(crate) struct All {
     pub(crate) words: BTreeMap<String, u64>,
     /// What should not have happened.
     pub(crate) wrong: Vec<String>,
-    /// The longest time that a claim took which was refused, in milliseconds.
-    pub(crate) refused_ms: u64,
+    /// The longest time that a claim took, in milliseconds.
+    pub(crate) claim_ms: u64,
     /// The longest time until the closure ran: the claim, and a transaction on the key's shard,
     /// which may have waited for a move.
     pub(crate) began_ms: u64,
@@ -90,7 +90,7 @@ impl All {
                 *self.words.entry(word.to_owned()).or_default() += 1;
             }
             let ms = |name: &str| note[name].as_u64().unwrap_or_default();
-            self.refused_ms = self.refused_ms.max(ms("refused_ms"));
+            self.claim_ms = self.claim_ms.max(ms("claim_ms"));
             self.began_ms = self.began_ms.max(ms("began_ms"));
         }
     }

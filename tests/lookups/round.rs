@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use pgshard::config::Config;
-use pgshard::lookups::migration;
+use pgshard::lookups::{Step, migration};
 
-use super::case::Case;
+use super::case::{Case, Story};
 use super::fates::{Process, lose_connections, move_shards};
+use super::introduce;
 use super::judge;
 use super::notes::All;
 use super::support::World;
@@ -32,16 +32,33 @@ impl Round {
     /// Plays a round, and panics with what is wrong.
     pub(crate) async fn play(case: Case) {
         let world = set_up(&case).await;
-        let until_ms = now_ms() + case.long.as_millis() as u64;
-        let end = Instant::now() + case.long;
+        let ends = |number| match case.claims(number) {
+            true => case.long,
+            false => case.long / 2,
+        };
+        let (begun, begun_ms) = (Instant::now(), now_ms());
+        let end = begun + case.long;
         let mut processes: Vec<Process<'_>> = (0..case.processes)
-            .map(|number| Process::start(&case, &world, number, until_ms))
+            .map(|number| {
+                let until_ms = begun_ms + ends(number).as_millis() as u64;
+                Process::start(&case, &world, number, until_ms)
+            })
             .collect();
-        let suffering = join_all(processes.iter_mut().map(|process| process.suffer(end)));
-        let (suffered, lost, moved) = tokio::join!(
-            suffering,
+        let suffering = processes.iter_mut().enumerate();
+        let suffering = suffering.map(|(number, process)| process.suffer(begun + ends(number)));
+        let introducing = async {
+            if case.story == Story::Introduced {
+                introduce::build_until(&case, &world, begun + case.long / 2).await;
+                // A process that was stopped may end somewhat later.
+                tokio::time::sleep(case.long / 4).await;
+                introduce::complete(&case, &world).await;
+            }
+        };
+        let (suffered, lost, moved, ()) = tokio::join!(
+            join_all(suffering),
             lose_connections(&case, &world, end),
-            move_shards(&case, &world, end)
+            move_shards(&case, &world, end),
+            introducing
         );
         for process in &mut processes {
             process.end().await;
@@ -69,10 +86,10 @@ impl Round {
             .collect();
         println!(
             "       {}; {stopped} stops, {killed} kills, {connections} connections lost, {moves} \
-             moves, {rollbacks} rollbacks; a claim was refused after {} ms at most, a transaction \
+             moves, {rollbacks} rollbacks; a claim took {} ms at most, a transaction \
              began after {} ms at most",
             words.join(", "),
-            notes.refused_ms,
+            notes.claim_ms,
             notes.began_ms
         );
         let wrong = judge::all(&case, &world, &notes).await;
@@ -82,28 +99,30 @@ impl Round {
 
 async fn set_up(case: &Case) -> World {
     let [emails, names] = case.definitions();
-    let migrations = [
-        ("0001_tables.sql", TABLES),
-        ("0002_emails.sql", &migration(&emails)),
-        ("0003_names.sql", &migration(&names)),
-    ];
-    let mut world = World::with_tables(&case.versions, case.shards, &migrations).await;
-    let text = std::fs::read_to_string(&world.config.path).expect("the config is there");
-    let (before, map) = text.split_once("[map]").expect("the config has a map");
-    let mut lookups = String::new();
-    for one in case.definitions() {
-        lookups += &format!(
-            "[lookups.{}]\ntable = \"users\"\ncolumns = [\"{}\"]\nkey = \"id\"\nfold = \"{}\"\n",
-            one.name,
-            one.columns[0],
-            one.fold.as_str()
-        );
-    }
-    world.write("pgshard.toml", &format!("{before}{lookups}\n[map]{map}"));
-    world.config = Config::load(&world.config.path).expect("the config is right");
-    for name in ["emails", "names"] {
-        world.run(&["lookups", "build", name]).await.ended(0);
-    }
+    let world = match case.story {
+        Story::Claimed => {
+            let migrations = [
+                ("0001_tables.sql", TABLES),
+                ("0002_emails.sql", &migration(&emails, Step::Create)),
+                ("0003_names.sql", &migration(&names, Step::Create)),
+            ];
+            let mut world = World::with_tables(&case.versions, case.shards, &migrations).await;
+            introduce::define(case, &mut world);
+            for name in ["emails", "names"] {
+                world.run(&["lookups", "build", name]).await.ended(0);
+            }
+            world
+        }
+        Story::Introduced => {
+            let migrations = [("0001_tables.sql", TABLES)];
+            let mut world = World::with_tables(&case.versions, case.shards, &migrations).await;
+            introduce::define(case, &mut world);
+            introduce::plant_rows(case, &world).await;
+            introduce::add_step(case, &world, 2, Step::CreateRecording);
+            world.run(&["migrate", "up"]).await.ended(0);
+            world
+        }
+    };
     for host in 0..2 {
         let sql = format!(
             "ALTER ROLE app SET default_transaction_isolation = '{}'",

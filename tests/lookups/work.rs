@@ -7,11 +7,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fastrand::Rng;
 use pgshard::Router;
-use pgshard::router::{Error, Transaction};
+use pgshard::router::{Error, LookupProblem, Transaction};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_postgres::types::ToSql;
 
+use super::case::Story;
+use super::longest::{Hiccups, LongestClaim};
 use super::notes::{End, Notes};
 
 /// The environment variable with an [`Order`].
@@ -31,6 +33,9 @@ pub(crate) struct Order {
     pub(crate) keys: i64,
     pub(crate) values: usize,
     pub(crate) folded: String,
+    pub(crate) story: Story,
+    /// Whether it claims the values that it writes.
+    pub(crate) claims: bool,
     /// When it ends, in milliseconds since 1970.
     pub(crate) until_ms: u64,
 }
@@ -56,9 +61,8 @@ pub(crate) fn value(rng: &mut Rng, order: &Order, lookup: &str) -> String {
 }
 
 pub(crate) fn work(order: Order) {
-    let hiccups = Arc::new(AtomicU64::new(0));
-    let beating = hiccups.clone();
-    std::thread::spawn(move || beat(&beating));
+    let hiccups = Hiccups::watch();
+    let longest = LongestClaim::install(hiccups.clone());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -77,6 +81,7 @@ pub(crate) fn work(order: Order) {
                 router: router.clone(),
                 notes: notes.clone(),
                 hiccups: hiccups.clone(),
+                longest: longest.clone(),
             };
             tokio::spawn(caller.play())
         });
@@ -88,24 +93,14 @@ pub(crate) fn work(order: Order) {
     });
 }
 
-/// Counts the milliseconds in which this process did not run.
-fn beat(late: &AtomicU64) {
-    let beat = Duration::from_millis(20);
-    loop {
-        let began = Instant::now();
-        std::thread::sleep(beat);
-        let more = began.elapsed().saturating_sub(2 * beat);
-        late.fetch_add(more.as_millis() as u64, Ordering::Relaxed);
-    }
-}
-
 struct Caller {
     rng: Rng,
     task: u64,
     order: Order,
     router: Router,
     notes: Arc<Notes>,
-    hiccups: Arc<AtomicU64>,
+    hiccups: Arc<Hiccups>,
+    longest: LongestClaim,
 }
 
 /// How a closure ends that is rolled back.
@@ -288,6 +283,11 @@ impl Caller {
             .collect();
         let what = format!("key {key} {values:?}: {sql}");
         let script = Script::of(&mut self.rng);
+        let values = if self.order.claims {
+            values
+        } else {
+            Vec::new()
+        };
         let is_alone = !values.is_empty() && script.is_plain() && self.rng.bool();
         let op = if is_alone { op + ALONE } else { op };
         let dropped = (self.rng.u8(..8) == 0).then(|| match self.rng.u8(..4) {
@@ -302,11 +302,14 @@ impl Caller {
             name,
         };
         self.notes.begins(&write.op, &what);
-        let clock = Clock::start(&self.hiccups);
+        let began = Instant::now();
         let began_ms = AtomicU64::new(0);
         let call = async {
             let work = |tx: Transaction| {
-                began_ms.store(clock.ms(), Ordering::Relaxed);
+                began_ms.store(
+                    self.hiccups.ran_ms(began, Instant::now()),
+                    Ordering::Relaxed,
+                );
                 write.run(tx, script)
             };
             if values.is_empty() {
@@ -336,12 +339,11 @@ impl Caller {
                 (end, word_of(error))
             }
         };
-        let refused = matches!(word, "taken" | "busy");
         self.notes.note(&json!({
             "op": write.op,
             "end": end.word(),
             "word": word,
-            "refused_ms": if refused { clock.ms() } else { 0 },
+            "claim_ms": self.longest.take_ms(),
             "began_ms": if values.is_empty() { 0 } else { began_ms.load(Ordering::Relaxed) },
         }));
     }
@@ -349,8 +351,19 @@ impl Caller {
     /// Notes an error that a call may not have.
     fn judge(&self, error: &Error, what: &str) {
         let code = error.code().map_or("", |code| code.code());
-        // Of a transaction that meant to fail, and of one whose key's row another writes.
-        if matches!(error, Error::Lookup { .. }) || matches!(code, "SH003" | "23505") {
+        let is_introduced = self.order.story == Story::Introduced;
+        let is_allowed = match error {
+            // Until they are complete.
+            Error::Lookup {
+                problem: LookupProblem::NotComplete,
+                ..
+            } => is_introduced,
+            Error::Lookup { .. } => false,
+            // A row that was written without a claim has the value in the same shard.
+            _ if code == "23505" => is_introduced,
+            _ => code != "SH003",
+        };
+        if !is_allowed {
             let mut text = error.to_string();
             let mut cause = std::error::Error::source(error);
             while let Some(inner) = cause {
@@ -407,27 +420,5 @@ fn word_of(error: &Error) -> &'static str {
         Error::ShardUnavailable { .. } => "unavailable",
         Error::Statement { .. } => "statement failed",
         _ => "another error",
-    }
-}
-
-/// The time that a call takes while this process runs.
-struct Clock<'a> {
-    began: Instant,
-    hiccups: &'a AtomicU64,
-    before: u64,
-}
-
-impl Clock<'_> {
-    fn start(hiccups: &AtomicU64) -> Clock<'_> {
-        Clock {
-            began: Instant::now(),
-            hiccups,
-            before: hiccups.load(Ordering::Relaxed),
-        }
-    }
-
-    fn ms(&self) -> u64 {
-        let late = self.hiccups.load(Ordering::Relaxed) - self.before;
-        (self.began.elapsed().as_millis() as u64).saturating_sub(late)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pgshard::lookups::{Definition, Value, migration};
+use pgshard::lookups::{Definition, Step, Value, migration};
 use pgshard::router::{Error, LookupProblem};
 
 use super::support::World;
@@ -13,7 +13,10 @@ const EMAILS: &str = "[lookups.emails]\ntable = \"users\"\ncolumns = [\"email\"]
 async fn installed(world: &World) {
     let printed = world.text(&["lookups", "migration", "emails"]).await;
     printed.ended(0);
-    assert_eq!(printed.stdout.trim_end(), migration(&emails()).trim_end());
+    assert_eq!(
+        printed.stdout.trim_end(),
+        migration(&emails(), Step::Create).trim_end()
+    );
     world.write("migrations/0002_emails.sql", &printed.stdout);
     world.run(&["migrate", "up"]).await.ended(0);
 }
@@ -102,7 +105,7 @@ on_each_version! {
         for (id, day) in (0_i64..).zip(days) {
             router.by_key(id).execute(insert, &[&id, &day]).await.unwrap();
         }
-        let days_up = migration(&Definition::new("days", "days", ["day"], "id"));
+        let days_up = migration(&Definition::new("days", "days", ["day"], "id"), Step::Create);
         world.write("migrations/0002_days.sql", &days_up);
         world.run(&["migrate", "up"]).await.ended(0);
         world.run(&["lookups", "build", "days"]).await.ended(0);

@@ -1,6 +1,6 @@
 //! What cannot be looked up is refused when the look-up is made.
 
-use pgshard::lookups::{Definition, Fold, migration};
+use pgshard::lookups::{Definition, Fold, Step, migration};
 
 use super::support::TestCluster;
 
@@ -36,7 +36,7 @@ on_each_version! {
             (define("t", "b", "id"), "wants a unique index"),
         ];
         for (definition, why) in refused {
-            let sql = migration(&definition).replace("{shard}", "s");
+            let sql = migration(&definition, Step::Create).replace("{shard}", "s");
             let error = client.batch_execute(&sql).await.unwrap_err();
             let message = error.as_db_error().unwrap().message();
             assert!(message.contains(why), "{definition:?}: {message}");
@@ -47,7 +47,7 @@ on_each_version! {
             deterministic = false); CREATE TABLE s.i (id bigint NOT NULL, i text COLLATE \
             s.any_case UNIQUE)";
         if client.batch_execute(any_case).await.is_ok() {
-            let sql = migration(&define("i", "i", "id")).replace("{shard}", "s");
+            let sql = migration(&define("i", "i", "id"), Step::Create).replace("{shard}", "s");
             let error = client.batch_execute(&sql).await.unwrap_err();
             assert!(error.as_db_error().unwrap().message().contains("cannot be over these \
             columns"));
@@ -59,7 +59,7 @@ on_each_version! {
             Definition::new("odd", "t", ["odd\" @name"], "id"),
             Definition::new("day", "t", ["d"], "id"),
         ] {
-            let sql = migration(&definition).replace("{shard}", "s");
+            let sql = migration(&definition, Step::Create).replace("{shard}", "s");
             client.batch_execute(&sql).await.unwrap();
         }
         let row = client

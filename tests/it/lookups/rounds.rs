@@ -5,8 +5,12 @@
 mod case;
 #[path = "../../lookups/fates.rs"]
 mod fates;
+#[path = "../../lookups/introduce.rs"]
+mod introduce;
 #[path = "../../lookups/judge.rs"]
 mod judge;
+#[path = "../../lookups/longest.rs"]
+mod longest;
 #[path = "../../lookups/notes.rs"]
 mod notes;
 #[path = "../../lookups/round.rs"]
@@ -18,7 +22,7 @@ use std::time::Duration;
 
 use crate::support;
 
-use case::Case;
+use case::{Case, Story};
 use round::Round;
 
 /// What the rounds start as a process of the application. Without an order there is nothing to do.
@@ -34,6 +38,15 @@ on_each_version! {
     /// with UNIQUE indexes could have.
     async fn values_of_eight_processes_are_unique(version) {
         let case = Case::of(u64::from(version), version);
-        Round::play(Case { long: Duration::from_secs(12), ..case }).await;
+        let (story, long) = (Story::Claimed, Duration::from_secs(12));
+        Round::play(Case { story, long, ..case }).await;
+    }
+
+    /// Look-ups that are introduced while half of the processes write without claims become
+    /// complete, and then every row is found and no value has two.
+    async fn look_ups_of_a_table_in_use_become_complete(version) {
+        let case = Case::of(u64::from(version), version);
+        let (story, long) = (Story::Introduced, Duration::from_secs(16));
+        Round::play(Case { story, long, ..case }).await;
     }
 }

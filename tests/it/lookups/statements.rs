@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use pgshard::lookups::{Definition, migration};
+use pgshard::lookups::{Definition, Step, migration};
 use pgshard::router::{Error, LookupProblem};
 
 use super::{USERS, World, both, define, emails, register, rows, world};
@@ -94,8 +94,8 @@ on_each_version! {
         let migrations = [
             ("0001_users.sql", USERS),
             ("0002_names.sql", unique),
-            ("0003_emails.sql", &migration(&emails())),
-            ("0004_names.sql", &migration(&names)),
+            ("0003_emails.sql", &migration(&emails(), Step::Create)),
+            ("0004_names.sql", &migration(&names, Step::Create)),
         ];
         let world = World::with_tables(&[version, version], 8, &migrations).await;
         let lookup = |name, column| {

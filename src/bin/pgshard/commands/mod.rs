@@ -130,15 +130,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
             }
             WorkersCommand::Release(args) => workers::release(&args, config, output).await,
         },
-        Command::Lookups { command } => match command {
-            LookupsCommand::Migration(args) => lookups::migration(&args.name, config, output),
-            LookupsCommand::Status(_) => {
-                let told = lookups::status(config, output);
-                output.waiting("reading the hosts", told).await
-            }
-            LookupsCommand::Build(args) => lookups::build(&args.name, config, output).await,
-            LookupsCommand::Sweep(_) => lookups::sweep(config, output).await,
-        },
+        Command::Lookups { command } => run_lookups(command, config, output).await,
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {
             let (fence_at, rollback, identity) =
@@ -295,6 +287,27 @@ async fn run_migrate(
                 }
             }
         }
+    }
+}
+
+async fn run_lookups(
+    command: LookupsCommand,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    match command {
+        LookupsCommand::Migration(args) => {
+            lookups::migration(&args.name, args.step.into(), config, output)
+        }
+        LookupsCommand::Status(_) => {
+            let told = lookups::status(config, output);
+            output.waiting("reading the hosts", told).await
+        }
+        LookupsCommand::Build(args) => lookups::build(&args.name, config, output).await,
+        LookupsCommand::Check(args) => lookups::check(&args.name, config, output).await,
+        LookupsCommand::Repair(args) => lookups::repair(&args.name, config, output).await,
+        LookupsCommand::Suspend(args) => lookups::suspend(&args.name, config, output).await,
+        LookupsCommand::Sweep(_) => lookups::sweep(config, output).await,
     }
 }
 

@@ -64,6 +64,9 @@ fn all() -> Vec<CommandOutput> {
         "import assess": pgshard::import::Assessment;
         "locate": locate::ShardLocation, locate::Wrong<'static>;
         "lookups build": lookups::Built<'static>;
+        "lookups suspend": lookups::Suspended<'static>;
+        "lookups check": lookups::Compared<'static>;
+        "lookups repair": lookups::Compared<'static>;
         "lookups sweep": lookups::Swept;
         "lookups migration": lookups::Migration<'static>;
         "lookups status": lookups::Status;
