@@ -107,7 +107,7 @@ def _holder(request: ClaimRequest, entry: Entry) -> tuple[bool, bool] | None:
     if connection is not None and connection.in_atomic_block:
         sql = look_inside(request.definition)
         has_row, is_used = _execute(where, sql, look_parameters(request, entry))[0]
-        if is_used and has_row and entry.key != request.key:
+        if is_used and has_row and (request.inserts or entry.key != request.key):
             return True, True
         if is_used:
             raise lookups().claimer.busy(request, entry)
@@ -216,7 +216,8 @@ def save(
     if not touched:
         return work()
     if force_insert:
-        result = _write([instance], touched, using, work)
+        requests = _requests(instance, touched, inserts=True)
+        result = write(using, requests, work) if requests else work()
     else:
         result = _write_changes([instance], touched, using, work)
     note(instance)
@@ -292,17 +293,21 @@ def _as_before(objs: list[Any], lookup: ModelLookup, using: str, locks: bool) ->
     return found
 
 
-def _requests(instance: Any, touched: Iterable[ModelLookup]) -> list[ClaimRequest]:
+def _requests(
+    instance: Any, touched: Iterable[ModelLookup], inserts: bool = False
+) -> list[ClaimRequest]:
     found = []
     for one in touched:
         values = one.values_of(instance)
         if values is not None:
-            found.append(_request(one, values, one.key(instance)))
+            found.append(_request(one, values, one.key(instance), inserts))
     return found
 
 
-def _request(lookup: ModelLookup, values: tuple[Any, ...], key: Any) -> ClaimRequest:
-    return lookups().request(lookup.definition().name, values, key)
+def _request(
+    lookup: ModelLookup, values: tuple[Any, ...], key: Any, inserts: bool = False
+) -> ClaimRequest:
+    return lookups().request(lookup.definition().name, values, key, inserts)
 
 
 # ----------------------------------------------------------------------------------------
@@ -370,14 +375,14 @@ def update(
         with claimed():
             return work(rows)
     found = list(rows.values_list("pk", flat=True)[:2])
-    if not found:
-        return 0
     if len(found) > 1:
         names = ", ".join(name for one in wanted for name in one.names)
         raise NoClaim(
             f"{rows.model.__name__}.update would give several rows one value of a look-up: {names}"
         )
-    row = rows.model._base_manager.using(rows.db).get(pk=found[0])
+    row = rows.model._base_manager.using(rows.db).filter(pk__in=found).first()
+    if row is None:
+        return 0
     requests = []
     for one in wanted:
         values = one.values(

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import psycopg
 
+from ..connection import NoAnswer
 from ..directory import Directory
 from ..errors import Busy, ClaimedTwice, LookupUnusable, Taken, WrongKey
 from ..keys import key_of_text
@@ -35,7 +36,7 @@ from .claims import (
     Won,
     next_step,
 )
-from .connections import InShard, LookupConnections
+from .connections import InShard, LookupConnections, NoConnection
 
 WAIT_MAX = 3.0
 """How many seconds the claims of a call may take in all. A batch has as many for each hundred
@@ -53,6 +54,9 @@ class ClaimRequest:
     values: tuple[Value, ...]
     key: str
     """The key, as PostgreSQL casts it to text."""
+    inserts: bool = field(default=False, compare=False)
+    """Whether the row is inserted. Then the value is taken also if the key has a row with it, which
+    the unique index of the shard would refuse."""
     hash: bytes = field(init=False)
     kinds: list[str] = field(init=False, compare=False)
 
@@ -169,6 +173,14 @@ class Claimer:
 
     def claim(self, request: ClaimRequest, deadline: float, holder: Holder | None = None) -> Claim:
         """Claims one value. `deadline`: of `time.monotonic`. Raises the same as `claim_all`."""
+        try:
+            return self._claim(request, deadline, holder)
+        except (NoConnection, NoAnswer) as error:
+            if time.monotonic() < deadline:
+                raise
+            raise self.busy(request) from error
+
+    def _claim(self, request: ClaimRequest, deadline: float, holder: Holder | None) -> Claim:
         seen: Seen = Nothing()
         met: _Standing | None = None
         made = 0.0  # When the claim in the way was made, by the clock of this process.
@@ -197,6 +209,8 @@ class Claimer:
                 looked = True
                 known = holder(request, todo.entry) if holder is not None else None
                 has_row, is_over = known or self._look(request, todo.entry, left)
+                if has_row and request.inserts and todo.entry.key == request.key:
+                    raise Taken(request.definition.name, request.key)
                 grace_is_over = time.monotonic() - made > self._grace
                 seen = Looked(todo.entry, has_row, is_over or grace_is_over)
             elif isinstance(todo, Kill):
@@ -228,9 +242,12 @@ class Claimer:
                 "hashes": [one.hash for one in group],
                 "keys": [one.key for one in group],
             }
-            rows = self._rows(shard, group[0], statements.CLAIM_ALL, params, left)
+            try:
+                rows = self._rows(shard, group[0], statements.CLAIM_ALL, params, left)
+            except (NoConnection, NoAnswer):
+                rows = None
             if rows is None:
-                continue
+                continue  # They are claimed one by one, if there is time.
             check_kinds(group[0].definition, rows[0][1], group[0].kinds)
             by_hash = {one.hash: one for one in group}
             for _, _, hash, claim, made_us in rows:

@@ -23,6 +23,10 @@ PER_HOST = 4
 _READ_ONLY = "25006"
 
 
+class NoConnection(psycopg.OperationalError):
+    """All connections for look-ups were taken."""
+
+
 class InShard:
     """A connection to a shard's host, for a statement or two."""
 
@@ -66,7 +70,8 @@ class LookupConnections:
         """Runs `work` where the shard is; runs it again if that moves. Each wait takes `within`
         seconds at most.
 
-        Raises `psycopg.Error`, and the same as `Recovery.after`.
+        Raises `NoConnection` and `NoAnswer` if a wait was too long, another `psycopg.Error`, and
+        the same as `Recovery.after`.
         """
         directory = self._recovery_context.directory
         end = time.monotonic() + within
@@ -88,7 +93,7 @@ class LookupConnections:
     def _on(self, name: str, schema: str, work: Callable[[InShard], T], left: float) -> T:
         host = self._host(name)
         if not host.places.acquire(timeout=left):
-            raise psycopg.OperationalError(
+            raise NoConnection(
                 f"host {name}: all {PER_HOST} connections for look-ups were taken for {left:.1f} s"
             )
         try:

@@ -151,9 +151,10 @@ class Lookups:
         requests = [self.request(name, one, key) for name, one in values.items()]
         return Claims(self, shard, self.claimer.claim_all(requests))
 
-    def request(self, name: str, values: Values, key: Key) -> ClaimRequest:
-        """What to claim. Raises `LookupUnusable` and `ValueUnusable`."""
-        return ClaimRequest(self.definition(name), _columns(values), str(key))
+    def request(self, name: str, values: Values, key: Key, inserts: bool = False) -> ClaimRequest:
+        """What to claim. `inserts`: for a row that is inserted. Raises `LookupUnusable` and
+        `ValueUnusable`."""
+        return ClaimRequest(self.definition(name), _columns(values), str(key), inserts)
 
     def use(
         self,

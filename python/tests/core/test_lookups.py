@@ -410,6 +410,33 @@ def test_a_batch_claims_all_or_says_which_is_taken(client):
     assert batch[-1].order not in won
 
 
+def test_a_row_is_not_inserted_twice_with_one_value(client, key, email):
+    client.add(key, email)
+    request = client.lookups.request("emails", email, key, inserts=True)
+    with pytest.raises(Taken):
+        client.lookups.claimer.claim_all([request])
+    client.run(key, "DELETE FROM {shard}.users WHERE id = %s", key)
+    assert client.lookups.claimer.claim_all([request])
+
+
+def test_a_claim_that_gets_no_connection_in_time_is_busy(client, key, other, email, monkeypatch):
+    from pgshard.lookups import claimer
+
+    client.lookups.claim(key, {"emails": email})
+    monkeypatch.setattr(claimer, "WAIT_MAX", 0.3)
+    places = [host.places for host in client.lookups._connections._hosts.values()]
+    for place in places * 4:
+        place.acquire()
+    began = time.monotonic()
+    try:
+        with pytest.raises(Busy):
+            client.lookups.claim(other, {"emails": email})
+    finally:
+        for place in places * 4:
+            place.release()
+    assert time.monotonic() - began < 2
+
+
 def test_claims_wait_for_no_connection_of_a_transaction(client, key, email):
     # As many as a pool has, all claiming, on four connections to each host.
     errors, done = [], []

@@ -142,6 +142,8 @@ def test_a_value_belongs_to_one_row(mm, key, other, email):
     assert (taken.value.lookup, taken.value.key) == ("emails", str(key))
     with integrity():
         mm.Member(id=other, email=email).save()
+    with integrity():
+        mm.Member.objects.create(id=key, email=email)
     member = mm.Member.objects.create(id=other, email=f"x{email}")
     member.email = email
     for _ in range(2):
