@@ -155,7 +155,8 @@ BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'SH003',
         MESSAGE = 'the value of ' || @columns_about@ || ' was not claimed for the look-up @name@',
-        HINT = 'Write the row by Router::claiming, which claims the value for the key of the row.';
+        HINT = 'Claim the value for the key of the row first: by Router::claiming in Rust, '
+            'Lookups.claim in Python, a Lookup in Meta.lookups in Django.';
 END $pgshard$;
 
 REVOKE ALL ON FUNCTION {shard}.@function@() FROM PUBLIC;
