@@ -244,7 +244,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn prefixes() {
+    fn prefixes_are_checked() {
         for good in [
             "shard_",
             "s",

@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn sizes_have_units_and_limits() {
         assert_eq!(parse_bytes("500 GB"), Some(500_000_000_000));
         assert_eq!(parse_bytes("1.5TiB"), Some(1_649_267_441_664));
         assert_eq!(parse_bytes("7b"), Some(7));

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes() {
+    fn each_mistake_is_named() {
         for (host, router, message) in [
             (
                 "",

@@ -102,7 +102,7 @@ bd2 = "5-9@2"
 }
 
 #[test]
-fn placements() {
+fn placements_are_read_in_each_form() {
     let both = "db1 = \"0-127\"\ndb2 = \"128-255\"";
     let cases = [
         ("gap", "db1 = \"0-100, 103-126\"\ndb2 = \"128-254\""),
@@ -133,7 +133,7 @@ fn placements() {
 }
 
 #[test]
-fn single_mistakes() {
+fn a_single_mistake_is_named() {
     let cases = [
         ("shards = 256", "shards = 0"),
         ("shards = 256", "shards = 8193"),
@@ -187,7 +187,7 @@ fn single_mistakes() {
 }
 
 #[test]
-fn rebalance() {
+fn the_rebalance_section_is_read() {
     let map = "[map]\nversion";
     let cases = [
         (
@@ -270,7 +270,7 @@ fn a_password_is_never_shown() {
 }
 
 #[test]
-fn values_arrive() {
+fn values_of_the_file_arrive() {
     let text = GOOD
         .replace(
             "shards = 256",

@@ -44,7 +44,7 @@ struct Map {
 }
 
 #[test]
-fn configs() {
+fn configs_match_the_vectors() {
     let file: File =
         serde_json::from_str(include_str!("../../tests/vectors/configs.json")).unwrap();
     for case in file.configs {

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn major_versions() {
+    fn major_versions_are_read_from_what_programs_print() {
         assert_eq!(
             major("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"),
             Some(15)

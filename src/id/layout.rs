@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn published_vectors() {
+    fn ids_match_the_published_vectors() {
         let vectors: Vectors =
             serde_json::from_str(include_str!("../../tests/data/ids.json")).unwrap();
         let layout = &vectors.layout;

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind() {
+    fn each_kind_is_read_and_written() {
         let rows = [
             (
                 Scheme::Shard,
@@ -302,7 +302,7 @@ mod tests {
     proptest! {
         /// Every text and every number is decoded or refused.
         #[test]
-        fn total(text in "[0-9a-f-]{0,40}", number: i64) {
+        fn every_text_and_number_is_decoded_or_refused(text in "[0-9a-f-]{0,40}", number: i64) {
             for scheme in [Scheme::Shard, Scheme::Snowflake, Scheme::Flake, Scheme::Simpleflake, Scheme::Uuid7,
                 Scheme::Ticket(tickets::Layout { stride: 3, run: 1 })] {
                 scheme.decode(&text, None).ok();

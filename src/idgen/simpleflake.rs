@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits() {
+    fn bits_and_years_have_limits() {
         assert_eq!(
             encode((1 << MS_BITS) - 1, (1 << RANDOM_BITS) - 1),
             Some(i64::MAX)
@@ -178,7 +178,7 @@ mod tests {
 
     /// The table above.
     #[test]
-    fn the_odds() {
+    fn the_odds_are_those_of_the_table() {
         let one_in = |per_ms| 1.0 / collision_odds(per_ms, 1.0);
         assert!((one_in(2) - 4_194_304.5).abs() < 1.0, "{}", one_in(2));
         assert!((one_in(10) - 93_207.0).abs() < 10.0, "{}", one_in(10));

@@ -168,7 +168,7 @@ mod tests {
     proptest! {
         /// Whatever the clock does, what is given grows.
         #[test]
-        fn always_up(steps in proptest::collection::vec((0_u64..50, 1_u64..9), 1..300)) {
+        fn ticks_only_grow(steps in proptest::collection::vec((0_u64..50, 1_u64..9), 1..300)) {
             let ticks = Ticks::<3>::from(10);
             let mut last = None;
             for (now, want) in steps {

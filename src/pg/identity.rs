@@ -556,7 +556,7 @@ mod tests {
 
     /// The vectors that every client of a cluster must meet; the Python package does too.
     #[test]
-    fn vectors() {
+    fn identities_match_the_vectors() {
         let vectors: Vectors =
             serde_json::from_str(include_str!("../../tests/vectors/identity.json")).unwrap();
         for case in &vectors.timelines {

@@ -437,7 +437,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_notations() {
+    fn both_notations_are_read() {
         for text in [
             "postgres://app:s%20ecret@10.0.0.1:6432/shop?sslmode=verify-full&sslrootcert=/etc/ca.pem&connect_timeout=3",
             "host=10.0.0.1 port=6432 dbname=shop user=app password='s ecret' sslmode = verify-full \

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pgpass_lines() {
+    fn lines_of_pgpass_match_as_in_libpq() {
         let wanted = PassfileKey {
             host: "10.0.0.1",
             port: 5432,

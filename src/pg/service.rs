@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn sections() {
+    fn sections_of_a_service_file_are_read() {
         let shop = pairs(FILE, "shop").unwrap().unwrap();
         let shop: Vec<(&str, &str)> = shop
             .iter()

@@ -151,7 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn classes() {
+    fn statements_have_their_class() {
         for (sql, class) in [
             ("SELECT 1", StatementClass::Read),
             (

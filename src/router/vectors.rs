@@ -40,7 +40,7 @@ fn host(name: &str) -> HostName {
 }
 
 #[test]
-fn keys() {
+fn keys_match_the_vectors() {
     #[derive(Deserialize)]
     struct Key {
         kind: String,
@@ -69,7 +69,7 @@ fn keys() {
 }
 
 #[test]
-fn ids() {
+fn ids_match_the_vectors() {
     #[derive(Deserialize)]
     struct Made {
         ms: u64,
@@ -118,7 +118,7 @@ fn ids() {
 }
 
 #[test]
-fn maps() {
+fn maps_match_the_vectors() {
     #[derive(Deserialize)]
     struct Case {
         shards: u32,
@@ -259,7 +259,7 @@ fn what_an_error_means() {
 }
 
 #[test]
-fn statements() {
+fn statements_match_the_vectors() {
     #[derive(Deserialize)]
     struct Case {
         sql: String,
@@ -294,7 +294,7 @@ fn questions_about_names() {
 }
 
 #[test]
-fn templates() {
+fn templates_match_the_vectors() {
     #[derive(Deserialize)]
     struct Case {
         sql: String,

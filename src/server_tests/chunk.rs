@@ -201,7 +201,7 @@ async fn exact(versions: [u32; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exact_15() {
+async fn chunks_are_exact_on_15() {
     exact([15, 15]).await;
 }
 
@@ -216,7 +216,7 @@ async fn exact_15_to_18() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exact_18() {
+async fn chunks_are_exact_on_18() {
     exact([18, 18]).await;
 }
 

@@ -419,7 +419,7 @@ impl<'a> Reader<'a> {
 }
 
 #[test]
-fn lines() {
+fn lines_of_each_kind_are_decoded() {
     let text = |text: &str| Some(text.to_owned());
     let (table, old) = (
         r#"table s."we""ird": UPDATE:"#,

@@ -348,7 +348,7 @@ async fn places() -> (World, Cluster, Places) {
 
 /// Strings and environments of many seeds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strings() {
+async fn strings_mean_what_libpq_makes_of_them() {
     let (_world, _plain, places) = places().await;
     let number = |name: &str| {
         std::env::var(name)

@@ -478,7 +478,7 @@ on_each_version!(
 
     /// The marker of an attempt makes the shard ready, in the transaction that applies it; what
     /// comes after it is a breach.
-    async fn markers(version) {
+    async fn a_marker_makes_the_shard_ready(version) {
         let mut scene = Scene::new([version, version], &["busy_1", "busy_2"], ACCOUNTS, "").await;
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();

@@ -29,7 +29,7 @@ fn refusal<T: std::fmt::Debug>(outcome: Result<T, ConnectError>) -> String {
 
 on_each_version! {
     /// Each mode checks what libpq's documentation says it checks, and no less.
-    async fn modes(version) {
+    async fn each_mode_checks_what_libpq_checks(version) {
         let world = World::start(version).await;
         let root = |path: &Path| format!("sslrootcert={}", path.display());
         let (ours, theirs) = (root(&world.authority), root(&world.stranger));
@@ -87,7 +87,7 @@ on_each_version! {
     }
 
     /// The server lets in whoever shows a certificate from its authority, issued to the role.
-    async fn client_certificates(version) {
+    async fn a_client_certificate_lets_its_role_in(version) {
         let world = World::start(version).await;
         let authority = std::fs::read_to_string(&world.authority).unwrap();
         give(&world.server().data_directory(), "root.crt", &authority);
@@ -147,7 +147,7 @@ on_each_version! {
     /// connection, and no
 
     /// other.
-    async fn channel_binding(version) {
+    async fn channel_binding_is_required_as_configured(version) {
         let world = World::start(version).await;
         let connect = async |keys: &str| world.connect("localhost", keys).await;
         // No password is asked for, so nothing is bound.
@@ -206,7 +206,7 @@ on_each_version! {
 
     /// Replication connections have an implementation of our own: they have the same modes, and
     /// every way to send a password.
-    async fn replication_connections(version) {
+    async fn replication_connections_have_the_same_modes(version) {
         let world = World::start(version).await;
         let port = world.server().port();
         let options = |name: &str, keys: &str| {
@@ -437,7 +437,7 @@ on_each_version! {
 
     /// A revoked certificate is refused, also where the string asks for no more than a certificate
     /// of the authority.
-    async fn revoked_certificates(version) {
+    async fn revoked_certificates_are_refused(version) {
         let world = World::start(version).await;
         let (revoked, others) = (world.revoked_itself(), world.revoked("others.crl", &[5]));
         for mode in ["prefer", "require", "verify-ca", "verify-full"] {
@@ -487,7 +487,7 @@ on_each_version! {
 
     /// A handshake without the request before it, which servers from 17 on take, and versions of
     /// TLS.
-    async fn handshakes(version) {
+    async fn handshakes_without_a_request_succeed(version) {
         let world = World::start(version).await;
         let direct = world
             .connect("localhost", "sslmode=require sslnegotiation=direct")

@@ -35,7 +35,7 @@ fn resident() -> usize {
 }
 
 #[test]
-fn calls_alone() {
+fn calls_are_measured_alone() {
     play(async |scale| {
         let before = resident();
         let world = World::warm(scale).await;

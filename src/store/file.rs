@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn contract() {
+    async fn a_file_keeps_the_contract_of_a_store() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pgshard.toml");
         let map = first_map();

@@ -29,6 +29,6 @@ pub(crate) fn any_map() -> impl Strategy<Value = ShardMap> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn memory() {
+async fn memory_keeps_the_contract_of_a_store() {
     store_contract(Arc::new(super::MemoryStore::new(first_map()))).await;
 }

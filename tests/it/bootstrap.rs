@@ -109,7 +109,7 @@ on_each_version! {
     /// Everything exists, by the host's own catalogs, and IDs contain their shard and time. A
     /// second run finds nothing to do and writes nothing. A new migration is run in every shard,
     /// and only that.
-    async fn twice(version) {
+    async fn a_second_run_changes_nothing(version) {
         let servers = TestCluster::start(version, 2);
         let mut request = request(&servers, 24, &[("0001_photos.sql", TABLES)]);
         let events = Mutex::new(Vec::new());
@@ -220,7 +220,7 @@ on_each_version! {
     /// The clock of an ID is the server's (or a little ahead in a burst), its sequence counts, and
     /// the sign flips where the format says. Before the epoch and after 41 bits there are no IDs,
     /// only an error that says why.
-    async fn ids(version) {
+    async fn ids_have_the_configs_format(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
         let now_ms = || async {
@@ -425,7 +425,7 @@ on_each_version! {
     }
 
     /// If every shard fails, not all of thousands are tried.
-    async fn all_fail(version) {
+    async fn it_stops_when_every_shard_fails(version) {
         let servers = TestCluster::start(version, 1);
         let request = request(
             &servers,
@@ -448,7 +448,7 @@ on_each_version! {
 
     /// All of a host's record is compared with the config; a host that differs is not written to,
     /// and the others are.
-    async fn another_cluster(version) {
+    async fn another_clusters_host_is_not_written_to(version) {
         let servers = TestCluster::start(version, 2);
         let right = request(&servers, 8, &[]);
         let only = |host: usize| right.clone().only(BTreeSet::from([servers.name(host)]));
@@ -505,7 +505,7 @@ on_each_version! {
     }
 
     /// Rights are checked before anything is written.
-    async fn rights(version) {
+    async fn rights_are_checked_before_anything_is_written(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
         let sql = "CREATE ROLE poor LOGIN; REVOKE CREATE ON DATABASE app FROM PUBLIC";

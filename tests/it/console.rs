@@ -352,7 +352,7 @@ async fn a_map_out_of_reach() {
 
 /// Every page says what there is, and nothing in it needs more than its policy allows.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_page() {
+async fn every_page_says_what_exists() {
     let world = World::new(&[18, older!()], 8).await;
     world
         .run(&["move", "0-1", "--to", "db2", "--yes"])

@@ -55,7 +55,7 @@ fn command(finding: &Value) -> Vec<String> {
 }
 
 on_each_version! {
-    async fn rows(version) {
+    async fn rows_of_another_shard_are_found(version) {
         let world =
             World::with_tables(&[version, version], 8, &[("0001_tables.sql", TABLES)]).await;
         let db1 = world.servers.app(0).await;
@@ -379,7 +379,7 @@ on_each_version! {
         );
     }
 
-    async fn tickets(version) {
+    async fn tickets_that_contradict_are_found(version) {
         let world = World::new(&[version, version], 4).await;
         world.run(&["tickets", "create", "users"]).await.ended(0);
         world.run(&["check"]).await.ended(0);
@@ -502,7 +502,7 @@ on_each_version! {
         quiet().await;
     }
 
-    async fn leases(version) {
+    async fn outdated_and_scarce_leases_are_found(version) {
         let world = World::new(&[version, version], 4).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let install = ["workers", "install", "--host", "db1"];

@@ -95,7 +95,7 @@ on_each_version! {
     }
 
     /// What was committed exists after a clean stop and after a crash; port and data stay the same.
-    async fn servers_restart(version) {
+    async fn servers_restart_with_their_data(version) {
         let cluster = TestCluster::start(version, 1);
         let server = cluster.server(0);
         cluster

@@ -49,7 +49,7 @@ async fn findings(world: &World, args: &[&str]) -> Vec<String> {
 on_each_version! {
     /// Shards with the same definition give no finding, although each has its number in its
     /// functions. Those that somebody altered by hand are grouped, and the differences are named.
-    async fn groups(version) {
+    async fn shards_that_differ_are_grouped(version) {
         let world = World::new(&[version, version], 48).await;
         world.run(&["check", "--ddl"]).await.ended(0);
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -356,7 +356,7 @@ on_each_version! {
 
     /// A schema that was dropped and created again, and one that has lost a table: both checks find
     /// them, and they are not moved.
-    async fn emptied_schemas(version) {
+    async fn emptied_schemas_are_found_and_not_moved(version) {
         let world = World::new(&[version, version], 16).await;
         let db1 = world.servers.app(0).await;
         db1.batch_execute(
@@ -445,7 +445,7 @@ on_each_version! {
     }
 
     /// Schemas, slots and publications that belong to no move; a signpost that was dropped.
-    async fn orphans(version) {
+    async fn orphans_of_moves_are_found(version) {
         let world = World::new(&[version, version], 8).await;
         let db1 = world.servers.app(0).await;
         world

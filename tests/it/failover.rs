@@ -25,7 +25,7 @@ fn interrupt(child: &tokio::process::Child) {
 
 on_each_version! {
     /// No acknowledged row is lost except those that only a former primary had.
-    async fn rounds(version) {
+    async fn rounds_lose_no_acknowledged_row(version) {
         for seed in if version == 15 { [2, 16] } else { [2, 4] } {
             Round::play(Case::of(seed, version)).await;
         }
@@ -33,7 +33,7 @@ on_each_version! {
 
     /// Commits wait for `*`, and the former primary goes on after its standby was promoted: it
     /// acknowledges nothing, although the mover still streams from it.
-    async fn whoever_streams(version) {
+    async fn a_former_primary_acknowledges_nothing(version) {
         let case = Case::of(0, version);
         let (phase, gap, former, mover) = (Phase::Held, Gap::None, Former::Thawed, Mover::Lives);
         let (names, way, slots) = (Names::Any, Way::Addresses, Slots::None);

@@ -141,7 +141,7 @@ fn assert_sound(of_connections: &[Vec<i64>]) {
 
 on_each_version! {
     /// Eight writers, 50,000 IDs each, counted exactly.
-    async fn eight_writers(version) {
+    async fn eight_writers_get_distinct_ids(version) {
         let servers = server(version, 5).await;
         let mut writers = tokio::task::JoinSet::new();
         for _ in 0..8 {
@@ -224,7 +224,7 @@ on_each_version! {
     }
 
     /// Statements that are cancelled at any moment leave no lock behind, and IDs go on.
-    async fn cancelled(version) {
+    async fn cancelled_statements_leave_no_lock(version) {
         let servers = server(version, 5).await;
         let watcher = servers.app(0).await;
         watcher

@@ -298,7 +298,7 @@ on_each_version! {
     }
 
     /// If the canary's shards fail, no other is touched. If they succeed, the others follow.
-    async fn a_canary(version) {
+    async fn a_failing_canary_stops_the_others(version) {
         let world = World::new(&[version, version], 32).await;
         world.file((
             "migrations/0002_bad.sql",
@@ -332,7 +332,7 @@ on_each_version! {
     }
 
     /// Only these shards, only this host.
-    async fn a_part(version) {
+    async fn a_part_is_migrated_alone(version) {
         let world = World::new(&[version, version], 16).await;
         world.file(ADD);
         world
@@ -762,7 +762,7 @@ on_each_version! {
 
     /// Shards move back and forth while they are migrated, during writes: every move succeeds,
     /// every shard has the migration and its record, on the host where it is, and no row is lost.
-    async fn moves_meanwhile(version) {
+    async fn moves_and_migrations_run_together(version) {
         let world = World::new(&[version, version], 8).await;
         let writers = Writers::start(&world, 2).await;
         for round in 0..4 {
@@ -1128,7 +1128,7 @@ on_each_version! {
 
 /// `new` takes the next number, whatever the files are called, and never overwrites a file.
 #[tokio::test]
-async fn new_files() {
+async fn new_takes_the_next_number() {
     let world = World::new(&[18], 4).await;
     let first = world
         .run(&["migrate", "new", "add_captions"])

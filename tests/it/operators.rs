@@ -27,7 +27,7 @@ use round::Round;
 on_each_version! {
     /// Whatever operators do beside each other, no row is lost, and a careful one brings all to its
     /// end.
-    async fn rounds(version) {
+    async fn rounds_of_operators_lose_nothing(version) {
         let case = Case::of(u64::from(version), version);
         Round::play(Case { deeds: 5, ..case }).await;
     }

@@ -162,7 +162,7 @@ on_each_version! {
     }
 
     /// The same with a new timeline.
-    async fn a_recovery(version) {
+    async fn a_restored_host_is_recovered(version) {
         comes_back(version, Way::Recovered).await;
     }
 

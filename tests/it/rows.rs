@@ -66,7 +66,7 @@ async fn from_18_to_15() {
 
 on_each_version! {
     /// Both hosts of one version.
-    async fn between_equals(version) {
+    async fn rows_survive_between_equal_versions(version) {
         plays(
             if version == 15 { 11003 } else { 11005 },
             [version, version],

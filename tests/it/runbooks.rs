@@ -753,7 +753,7 @@ on_each_version! {
 
     /// The dumps are good: they are restored into an empty database, with all rows that were there
     /// before.
-    async fn backups(version) {
+    async fn dumps_restore_every_row(version) {
         let world = World::new(&[version, version], 4).await;
         let mut rows = Rows::default();
         rows.write(&world.router().await, 0..2, "before", 50).await;

@@ -104,7 +104,7 @@ on_each_version! {
     }
 
     /// The tables are created once, whoever creates them; an existing map stays.
-    async fn installing_twice(version) {
+    async fn installing_twice_keeps_the_map(version) {
         let cluster = TestCluster::start(version, 1);
         let store = store(&cluster);
         let error = store.load().await.unwrap_err();
@@ -168,7 +168,7 @@ on_each_version! {
     }
 
     /// Who published, when and why; the newest thousand.
-    async fn the_history(version) {
+    async fn the_history_has_the_newest_thousand(version) {
         let (cluster, store) = installed(version).await;
         let why = store.clone().with_reason("pgshard map rebuild");
         let second = publish_merged(&why, &moved(1)).await.unwrap();

@@ -904,7 +904,7 @@ on_each_version! {
 
     /// Many processes lease at once: each has a number of its own. One that is stopped for longer
     /// than its lease is fenced by the milliseconds it was granted, and notices when it asks.
-    async fn leases(version) {
+    async fn leases_are_distinct_and_fenced(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         let begun = now_ms();
@@ -1208,7 +1208,7 @@ on_each_version! {
 
     /// Processes start and end, each time with new generators, far more than there are numbers:
     /// none is refused, and no ID is given twice.
-    async fn rolling_restarts(version) {
+    async fn rolling_restarts_repeat_no_id(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         store.install(Elsewhere::Nobody).await.unwrap();
@@ -1261,7 +1261,7 @@ on_each_version! {
 
     /// Generators as an application uses them: eight tasks on each, a lease that is lost halfway, a
     /// server that restarts; and everything that was given is different.
-    async fn snowflakes(version) {
+    async fn snowflakes_are_all_different(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         store.install(Elsewhere::Nobody).await.unwrap();

@@ -86,6 +86,52 @@ fn code_is_found() {
     assert_eq!(code(text), ["let a = ", "; ", "let d = ;  of"]);
 }
 
+/// The names of tests: functions with an attribute `test`, and those in `on_each_version!` and
+/// `on_mixed_versions!`.
+fn tests(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
+    let is_test = |line: &&&str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let attributes = lines[..at]
+            .iter()
+            .rev()
+            .take_while(|line| line.starts_with("#[") || line.starts_with("//"));
+        if line.starts_with("//") {
+            continue;
+        }
+        let of_a_version = line.ends_with("(version) {") && line.contains("async fn ");
+        let Some((_, name)) = line.split_once("fn ") else {
+            continue;
+        };
+        if of_a_version || attributes.clone().any(|line| is_test(&line)) {
+            found.push((at + 1, word(name).to_owned()));
+        }
+    }
+    found
+}
+
+/// Names that say nothing of what is verified: versions that a test runs on, and processes that
+/// tests start.
+const NO_SENTENCES: [&str; 6] = ["pg15", "pg18", "mixed", "body", "helper", "process"];
+
+/// The name is what is seen of a test that fails.
+#[test]
+fn the_name_of_a_test_says_what_it_verifies() {
+    let mut mistakes = Vec::new();
+    let mut count = 0;
+    for file in files(&[".rs"]) {
+        for (line, name) in tests(&file.text) {
+            count += 1;
+            if name.split('_').count() < 3 && !NO_SENTENCES.contains(&name.as_str()) {
+                mistakes.push(format!("{}:{line}: {name}", file.path));
+            }
+        }
+    }
+    assert!(count > 1_000, "tests are found: {count}");
+    none_of(mistakes, "the name of a test has three words at least");
+}
+
 /// The word says nothing about what it stands for.
 #[test]
 fn no_variable_is_called_of() {

@@ -147,7 +147,9 @@ proptest! {
     /// Two generators over one number, with processes that stop, clocks that step, and a store that
     /// goes away: whatever happens, no ID comes twice, and the IDs of each grow.
     #[test]
-    fn never_twice(steps in proptest::collection::vec((0_usize..2, 0_u8..7, 1_u64..15_000), 1..120)) {
+    fn no_id_comes_twice(
+        steps in proptest::collection::vec((0_usize..2, 0_u8..7, 1_u64..15_000), 1..120),
+    ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let store = Memory::new(1);

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn names_of_tickets_are_checked() {
         for right in ["users", "u", "a_1", &"a".repeat(40)] {
             assert_eq!(TicketName::new(right).unwrap().as_str(), right);
         }

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions() {
+    fn conditions_name_the_bounds_of_a_chunk() {
         let shape = shape(&["we\"ird"], 1);
         let column = shape.first_key_column();
         assert_eq!(

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts() {
+    fn malformed_snapshots_are_refused() {
         for (text, whole) in [
             ("10:20:10,14,15", true),
             ("10:10:", true),

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs() {
+    fn keys_of_either_side_that_differ_are_listed() {
         let ours = BTreeMap::from([(1, 'a'), (2, 'b'), (3, 'c')]);
         let theirs = BTreeMap::from([(2, 'b'), (3, 'x'), (4, 'd')]);
         assert_eq!(

@@ -104,7 +104,7 @@ fn keeps_its_rules(bounds: Bounds) -> usize {
 }
 
 #[test]
-fn movers_alone() {
+fn movers_alone_keep_every_promise() {
     for mode in [Mode::Blocking, Mode::Online] {
         keeps_its_rules(Bounds {
             faults: Faults {
@@ -146,7 +146,7 @@ fn a_client_that_bypasses_the_routers() {
 }
 
 #[test]
-fn two_routers() {
+fn two_routers_keep_every_promise() {
     for mode in [Mode::Blocking, Mode::Online] {
         keeps_its_rules(Bounds {
             routers: 2,
@@ -330,11 +330,9 @@ fn every_mutant_is_caught() {
     }
 }
 
-/// Larger bounds, which take an hour:
-/// `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide -- --nocapture`. The figures
-/// are in docs/model.md.
+/// Larger bounds, which take an hour. The command and its figures are in docs/model.md.
 #[test]
-fn wide() {
+fn wider_bounds_keep_every_promise() {
     if std::env::var("PGSHARD_MODEL").as_deref() != Ok("wide") {
         return;
     }

@@ -79,7 +79,7 @@ mod tests {
     };
 
     #[test]
-    fn kinds() {
+    fn each_kind_of_key_is_known() {
         assert_eq!(KeyKind::of(23, false), Some(KeyKind::Integer));
         assert_eq!(KeyKind::of(2950, false), Some(KeyKind::Uuid));
         assert_eq!(KeyKind::of(25, true), Some(TEXT));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn values() {
+    fn values_of_keys_are_read() {
         assert_eq!(
             KeyKind::Integer.parse("-9223372036854775808"),
             Some(Key::Integer(i64::MIN))
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn order() {
+    fn keys_are_ordered_as_the_server_orders_them() {
         for (kind, sorted) in [
             (KeyKind::Integer, vec!["-32768", "-1", "0", "9", "10"]),
             (

@@ -861,7 +861,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan() {
+    fn a_plan_has_the_steps_of_its_mode() {
         for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 13)] {
             let plan = judge(&facts(), &host("db1"), &host("db2"), mode, &options()).unwrap();
             assert_eq!(

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions() {
+    fn transactions_are_decoded() {
         let begin = message(&[
             b"B",
             &7u64.to_be_bytes(),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relation() {
+    fn a_relation_is_decoded() {
         let parts: [&[u8]; 6] = [
             b"R\0\0\0\x05s\0Na\xc3\xafve \"t\"\0f\0\x02",
             b"\x01id\0",
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn changes() {
+    fn changes_are_decoded() {
         let row: &[u8] = b"\0\x03nut\0\0\0\x02hi";
         let values = vec![Value::Null, Value::Unchanged, text("hi")];
         let relation = 3;

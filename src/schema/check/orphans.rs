@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn signposts() {
+    fn signposts_that_lead_nowhere_are_found() {
         let survey = |rows: &[(&str, &str)]| survey_of(rows);
         assert_eq!(
             found(&survey(&[("db1", "0 moved 2 db2"), ("db2", "0 serving 2")])),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn leavings() {
+    fn leavings_of_moves_are_found() {
         let mut survey = survey_of(&[("db1", "0 serving 1"), ("db2", "")]);
         let id = Uuid::from_u128(0x1234_5678 << 96);
         {

@@ -155,7 +155,7 @@ mod tests {
     use crate::schema::tables::survey_of;
 
     #[test]
-    fn what_matters() {
+    fn settings_that_matter_are_compared() {
         let mut survey = survey_of(&[("db1", ""), ("db2", ""), ("db3", "down")]);
         // Version 19 decodes its WAL at either level.
         for (name, encoding, fsync, wal_level, version) in [

@@ -736,7 +736,7 @@ pub(in crate::schema) mod tests {
     }
 
     #[test]
-    fn placeholders() {
+    fn placeholders_are_replaced() {
         let list =
             migrations(&[("0001_a.sql", "select '{shard}', {shard_id}, '{{shard}}'")]).unwrap();
         let sql = list.of_shards[0].render("shard_0007", ShardId::new(7).unwrap());
@@ -792,7 +792,7 @@ pub(in crate::schema) mod tests {
     }
 
     #[test]
-    fn directives() {
+    fn directives_are_read() {
         let list = migrations(&[
             (
                 "0001_ext.sql",
@@ -841,7 +841,7 @@ pub(in crate::schema) mod tests {
     }
 
     #[test]
-    fn folders() {
+    fn folders_are_read_in_order() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("0001_a.sql"), "select {shard}.f()").unwrap();
         std::fs::write(folder.path().join("README.md"), "about").unwrap();

@@ -308,7 +308,7 @@ on_each_version! {
     }
 
     /// What is lost without harm is mentioned.
-    async fn notes(version) {
+    async fn harmless_losses_are_noted(version) {
         let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
         run(

@@ -239,7 +239,7 @@ fn locate_wants_one_thing() {
 }
 
 #[test]
-fn map_show() {
+fn map_show_prints_the_map() {
     insta::assert_snapshot!("map_show_text", beside(CONFIG, &["map", "show"]).shown());
     insta::assert_snapshot!(
         "map_show_json",
@@ -297,7 +297,7 @@ fn an_unknown_host_is_answered_with_the_one_meant() {
 }
 
 #[test]
-fn no_config() {
+fn a_missing_config_is_named() {
     insta::assert_snapshot!("no_config", alone(&["map", "show"]).shown());
     insta::assert_snapshot!(
         "no_such_config",
@@ -306,7 +306,7 @@ fn no_config() {
 }
 
 #[test]
-fn map_diff() {
+fn map_diff_lists_the_moves() {
     let folder = folder();
     fs::write(folder.path().join("pgshard.toml"), CONFIG).unwrap();
     let moved = CONFIG.replace("version = 7", "version = 9").replace(

@@ -20,7 +20,7 @@ struct Vector {
 
 /// The published vectors, in both directions, at the command line.
 #[test]
-fn published_vectors() {
+fn commands_match_the_published_vectors() {
     let vectors: Vectors = serde_json::from_str(include_str!("../../data/ids.json")).unwrap();
     assert_eq!(vectors.ids.len(), 6);
     for vector in vectors.ids {
@@ -54,7 +54,7 @@ fn published_vectors() {
 }
 
 #[test]
-fn decode_one() {
+fn decode_explains_one_id() {
     insta::assert_snapshot!(
         alone(&["id", "decode", "11637205501278089", "--epoch", "2011-01-01"]).shown()
     );
@@ -80,7 +80,7 @@ fn decode_several_and_negative() {
 }
 
 #[test]
-fn encode() {
+fn encode_makes_an_id() {
     let args = [
         "id",
         "encode",
@@ -101,7 +101,7 @@ fn encode() {
 }
 
 #[test]
-fn range() {
+fn range_bounds_the_ids_of_a_time() {
     let args = [
         "id",
         "range",
@@ -120,7 +120,7 @@ fn range() {
 }
 
 #[test]
-fn mistakes() {
+fn mistakes_are_refused_by_name() {
     let mistakes: [&[&str]; 9] = [
         &["id", "decode", "1e3"],
         &["id", "decode", "18446744073709551616"],

@@ -452,7 +452,7 @@ fn check_with_a_dead_host() {
 
 /// Somebody changed the map by hand: the hosts know better, and the map is rebuilt from them.
 #[test]
-fn map_rebuild() {
+fn a_map_is_rebuilt_from_the_hosts() {
     let cluster = cluster(2);
     assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
     let right = std::fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap();
@@ -513,7 +513,7 @@ fn map_rebuild() {
 
 /// Tickets from the first one to a host that is down.
 #[test]
-fn tickets() {
+fn tickets_are_shown_created_and_refused() {
     let cluster = cluster(3);
     let mut shown = String::new();
     let mut show = |args: &[&str]| {
@@ -613,7 +613,7 @@ fn tickets() {
 
 /// Worker numbers: before the table exists, creating it twice, and who holds which numbers.
 #[test]
-fn workers() {
+fn workers_show_who_holds_which_number() {
     let cluster = cluster(1);
     let mut shown = String::new();
     let mut show = |args: &[&str]| {

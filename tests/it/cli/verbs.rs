@@ -524,7 +524,7 @@ impl Exporter {
 /// What Prometheus gets: from hosts that answer, from one that is down, and from one that accepts
 /// connections and never answers.
 #[test]
-fn exporter() {
+fn the_exporter_reports_hosts_that_are_down() {
     let cluster = cluster();
     assert_eq!(
         run(&cluster, &["move", "0-1", "--to", "db2", "--yes"]).exit,

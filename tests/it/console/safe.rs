@@ -168,7 +168,7 @@ async fn who_may_ask_what() {
 /// Where others can reach it, it wants a token: a file that nobody else can read, and nothing to
 /// guess.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token() {
+async fn a_token_is_demanded_where_others_connect() {
     let world = World::new(&[18], 4).await;
     let refused = |args: &'static [&'static str], said: &'static str| {
         let world = &world;

@@ -257,7 +257,7 @@ on_each_version! {
 
     /// Heartbeat, marker, swap back and the end of the fence by others at once: there is no
     /// deadlock (40P01).
-    async fn no_deadlocks(version) {
+    async fn attempts_do_not_deadlock(version) {
         let (cluster, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
         let asks = cluster.app(0).await;

@@ -23,7 +23,7 @@ fn modes(blockers: &[Blocker], relation: &str) -> Vec<String> {
 
 on_each_version! {
     /// It sees everybody who could write to the old copy, until the transaction ends.
-    async fn it_sees(version) {
+    async fn a_barrier_sees_every_writer(version) {
         let (cluster, mut fence) = ready(version).await;
         let cases = [
             (

@@ -24,7 +24,7 @@ on_each_version! {
     /// Whatever is bound by OID from outside is not stopped by the fence. Therefore a shard with a
     /// crossing over its border is refused before the fence and once more at the marker. If one of
     /// these fails some day, the border may be opened for it.
-    async fn hole_01_bound_by_oid_from_outside(version) {
+    async fn what_is_bound_by_oid_from_outside_is_refused(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
         client
@@ -80,7 +80,7 @@ on_each_version! {
 
     /// Bound by OID from inside: a call in a transaction older than the swap would write to the old
     /// copy after the barrier. Such a shard gets no signpost; one whose functions only read does.
-    async fn hole_01_bound_by_oid_from_inside(version) {
+    async fn functions_that_write_by_oid_get_no_signpost(version) {
         let cluster = shop(version).await;
         let client = cluster.app(0).await;
         let fence = Fence::claim(cluster.app(0).await, SHARD).await;
@@ -127,7 +127,7 @@ on_each_version! {
     }
 
     /// A table is created, filled and committed around the swap: the barrier waits for it.
-    async fn hole_02_create_table_over_the_swap(version) {
+    async fn the_barrier_waits_for_a_table_created_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
         let maker = cluster.app(0).await;
         maker
@@ -154,7 +154,7 @@ on_each_version! {
     }
 
     /// The same for a filled table that becomes a partition.
-    async fn hole_02_attach_partition_over_the_swap(version) {
+    async fn the_barrier_waits_for_a_partition_attached_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
         let maker = cluster.app(0).await;
         maker
@@ -194,7 +194,7 @@ on_each_version! {
     /// The mover sleeps after its marker, the deadline passes, a router swaps back, rows are
     /// written, the next attempt fences: the decision of the first attempt is refused, and no write
     /// is lost.
-    async fn hole_03_a_mover_that_slept(version) {
+    async fn a_mover_that_slept_decides_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let router = cluster.app(0).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
@@ -222,7 +222,7 @@ on_each_version! {
     /// An upsert during a fence fails with the code of an application's mistake, and after the swap
     /// back the row says that the shard is served. What shows the cause is that the shard was
     /// fenced after the statement began.
-    async fn hole_08_an_upsert_that_met_a_short_fence(version) {
+    async fn an_upsert_that_met_a_short_fence_is_known_by_its_time(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
         let look = "SELECT state, last_fence_ago_ms,
@@ -268,7 +268,7 @@ on_each_version! {
 
     /// Under REPEATABLE READ the row is read in an old state: DETAIL then says fenced, which is
     /// still true, and never serving.
-    async fn hole_09_detail_under_repeatable_read(version) {
+    async fn detail_is_never_serving_under_repeatable_read(version) {
         let (cluster, mut fence) = ready(version).await;
         let old = cluster.app(0).await;
         let read = in_shard("SELECT count(*) FROM {s}.users");
@@ -299,7 +299,7 @@ on_each_version! {
 
     /// A procedure that commits halfway has done its first half when it meets the signpost: it must
     /// not be run again.
-    async fn hole_10_a_procedure_that_commits(version) {
+    async fn a_procedure_that_commits_is_not_run_again(version) {
         let (cluster, mut fence) = ready(version).await;
         let (client, gate) = (cluster.app(0).await, cluster.app(0).await);
         client
@@ -334,7 +334,7 @@ on_each_version! {
 
     /// An old signpost that somebody has used in a transaction cannot be dropped meanwhile, but it
     /// can be renamed.
-    async fn hole_11_a_used_signpost_can_be_renamed(version) {
+    async fn a_used_signpost_can_be_renamed(version) {
         let (cluster, mut fence) = ready(version).await;
         let (client, user) = (cluster.app(0).await, cluster.app(0).await);
         fence.close().await;
@@ -362,7 +362,7 @@ on_each_version! {
     }
 
     /// The old copy can be dropped, types and all, without dropping a view of the signpost.
-    async fn hole_13_dropping_the_old_copy(version) {
+    async fn the_old_copy_is_dropped_without_the_signpost(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
         fence.close().await;
@@ -387,7 +387,7 @@ on_each_version! {
 
     /// `SELECT … FOR UPDATE` may claim work, so the barrier waits for it; and no table can be
     /// created on a signpost.
-    async fn hole_14_claims_and_new_tables(version) {
+    async fn the_barrier_waits_for_row_locks_and_a_signpost_takes_no_tables(version) {
         let (cluster, mut fence) = ready(version).await;
         let worker = cluster.app(0).await;
         worker
@@ -424,7 +424,7 @@ on_each_version! {
     /// A function elsewhere with `%ROWTYPE` of a shard's table is first run during a fence:
     /// whatever error it gives in that session afterwards makes routers look, and a new session
     /// works.
-    async fn hole_16_rowtype_compiled_during_a_fence(version) {
+    async fn a_rowtype_compiled_during_a_fence_makes_routers_look(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
         client

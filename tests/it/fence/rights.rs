@@ -228,7 +228,7 @@ on_each_version! {
 
     /// Hosts whose administrator revokes EXECUTE from PUBLIC by default, or grants CREATE on
     /// schemas, work like others.
-    async fn default_privileges(version) {
+    async fn hosts_with_default_privileges_work(version) {
         let cluster = TestCluster::start(version, 1);
         cluster
             .superuser(0)
@@ -303,7 +303,7 @@ on_each_version! {
 
     /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. A
     /// mover that cannot be sure that anybody can end its fence does not fence.
-    async fn other_owners(version) {
+    async fn shards_of_other_owners_are_fenced(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
         superuser

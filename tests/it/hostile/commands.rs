@@ -18,7 +18,7 @@ const COMMANDS: [&[&str]; 10] = [
 
 on_each_version! {
     /// Each of them, with one answer that is a lie: it ends, and has changed nothing.
-    async fn commands_end(version) {
+    async fn commands_end_after_a_false_answer(version) {
         let enemy = Enemy::new(version).await;
         let mut answers = Vec::new();
         for args in COMMANDS {

@@ -229,7 +229,7 @@ on_each_version! {
     }
 
     /// The shard is open while it is copied, so what changes comes by a stream.
-    async fn online(version) {
+    async fn online_moves_survive_false_answers(version) {
         lies(
             version,
             "online",
@@ -239,7 +239,7 @@ on_each_version! {
     }
 
     /// The shard is closed while it is copied.
-    async fn blocking(version) {
+    async fn blocking_moves_survive_false_answers(version) {
         lies(
             version,
             "blocking",

@@ -206,7 +206,7 @@ on_each_version! {
 
     /// The database that keeps the map is reached through the network: a router learns of each new
     /// map after the fault, whatever became of its LISTEN and of the notification.
-    async fn under_notifications(version) {
+    async fn routers_learn_each_map_over_a_bad_network(version) {
         let far = Far::new(version).await;
         let keys = "?sslmode=disable&connect_timeout=3&keepalives_idle=2&keepalives_interval=1";
         let near = far.world.servers.server(0).url();
@@ -280,7 +280,7 @@ on_each_version! {
     }
 
     /// Calls of routers end, and what they say is done is done, once.
-    async fn under_routers(version) {
+    async fn calls_end_over_a_bad_network(version) {
         let far = Far::new(version).await;
         let writers = Writers::start(&far.world, 4).await;
         for seed in seeds(u64::from(version)..u64::from(version) + 3) {

@@ -13,7 +13,7 @@ const LAST_MS: i64 = (1 << 41) - 1 - 4096;
 on_each_version! {
     /// Four writers while the clock steps: back by less and by more than the functions wait for,
     /// and forward.
-    async fn steps(version) {
+    async fn ids_grow_while_the_clock_steps(version) {
         let servers = TestCluster::start(version, 1);
         let client = servers.app(0).await;
         for (shard, step_ms) in [-500, -900, -1500, -10_000, -3_600_000, 1000, 86_400_000]
@@ -54,7 +54,7 @@ on_each_version! {
     }
 
     /// More than 1024 IDs within one millisecond, while the clock stands still.
-    async fn a_burst(version) {
+    async fn a_burst_runs_ahead_of_the_clock(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
         with_test_clock(&client, "shard_0005").await;
@@ -110,7 +110,7 @@ on_each_version! {
     /// Before the epoch and after 41 bits there are no IDs, and both functions say why. A wrong
     /// clock that is corrected does no harm, whether the shard was last used a moment ago or years
     /// before.
-    async fn no_ids(version) {
+    async fn times_out_of_range_are_refused(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
         with_test_clock(&client, "shard_0005").await;
@@ -163,7 +163,7 @@ on_each_version! {
 
     /// `resume_after` accepts no value that cannot be an ID of this cluster, and goes no further
     /// than it is told.
-    async fn bounded(version) {
+    async fn resume_after_is_bounded(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
         let mut ids = next_id(&client, "shard_0005", 10).await;
@@ -205,7 +205,7 @@ on_each_version! {
 
     /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is
     /// only a little ahead is left alone.
-    async fn repaired(version) {
+    async fn a_shard_far_ahead_is_repaired(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
         with_test_clock(&client, "shard_0005").await;
@@ -257,7 +257,7 @@ on_each_version! {
 
     /// An operator that somebody puts into a schema of the search path, as a better match for the
     /// operands, is never called.
-    async fn strangers_operators(version) {
+    async fn operators_of_strangers_are_not_called(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
         superuser

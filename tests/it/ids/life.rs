@@ -10,7 +10,7 @@ use super::*;
 on_each_version! {
     /// USAGE on the schema and on the two sequences is all that a writer needs, whatever its search
     /// path is.
-    async fn rights(version) {
+    async fn a_writer_needs_usage_only(version) {
         let servers = server(version, 5).await;
         let (owner, superuser) = (servers.app(0).await, servers.superuser(0).await);
         superuser
@@ -170,7 +170,7 @@ on_each_version! {
 
     /// The server dies while IDs are made, and comes back with a clock that is three seconds
     /// behind.
-    async fn killed(version) {
+    async fn a_killed_server_repeats_no_id(version) {
         let servers = server(version, 5).await;
         let mut had = Vec::new();
         for round in 0..2 {
@@ -225,7 +225,7 @@ on_each_version! {
 
     /// After rows from elsewhere every ID has a later millisecond than theirs. Without rows there
     /// is no floor.
-    async fn resume_after(version) {
+    async fn ids_resume_after_rows_from_elsewhere(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
         let before = next_id(&client, "shard_0005", 1).await[0];

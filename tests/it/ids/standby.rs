@@ -117,7 +117,7 @@ async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
 on_each_version! {
     /// Synchronous replication: everything that was acknowledged exists, and every new ID is
     /// greater, although the clock is five seconds behind.
-    async fn synchronous(version) {
+    async fn a_synchronous_standby_repeats_no_id(version) {
         let servers = primary_and_standby(version).await;
         let primary = servers.superuser(0).await;
         primary
@@ -156,7 +156,7 @@ on_each_version! {
     /// Asynchronous replication, cut off before the primary ends: rows are lost, as with every
     /// asynchronous standby. What the standby has is smaller than all new IDs, whatever its clock
     /// says. If its clock is right, so is what was lost.
-    async fn asynchronous(version) {
+    async fn an_asynchronous_standby_goes_up(version) {
         for clock_ms in [0, -5000] {
             let servers = primary_and_standby(version).await;
             let acknowledged = Arc::new(AtomicU64::new(0));

@@ -106,7 +106,7 @@ on_each_version! {
     }
 
     /// Each table has a decision, and the way to the key is named.
-    async fn decisions(version) {
+    async fn each_table_has_a_decision(version) {
         let cluster = TestCluster::start(version, 1);
         let (url, base) = database(&cluster).await;
         run_all(&base, &cases()[0].1).await;

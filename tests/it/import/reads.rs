@@ -238,7 +238,7 @@ async fn a_standby_is_assessed() {
 
 /// Mistakes in the request end with 2, and name what is wrong; a password is not repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mistakes() {
+async fn mistakes_in_the_request_are_named() {
     let cluster = TestCluster::start(18, 1);
     let (url, base) = database(&cluster).await;
     let (exit, _, stderr) = run(&url, &[]);
@@ -307,7 +307,7 @@ async fn the_page_escapes_names() {
 
 /// Hundreds of tables are read by as many queries as a few.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tables() {
+async fn many_tables_take_as_many_queries_as_few() {
     let cluster = TestCluster::start(18, 1);
     let (url, base) = database(&cluster).await;
     base.batch_execute("CREATE TABLE users (id bigint PRIMARY KEY)")

@@ -356,7 +356,7 @@ on_each_version! {
     /// A shard that fails is named with its range, and the others are done; after the fault is
     /// repaired, the same command does the rest. A table without usable ranges is refused with the
     /// reason. A locked row is waited for.
-    async fn what_fails(version) {
+    async fn a_shard_that_fails_is_named(version) {
         let world = world(version, 4, 300).await;
         let db1 = world.servers.app(0).await;
         db1.batch_execute(

@@ -326,7 +326,7 @@ async fn recorded(world: &World) -> usize {
 
 on_each_version! {
     /// Two rounds, or as many as the environment says.
-    async fn random_runs(version) {
+    async fn random_runs_end_as_expected(version) {
         let number = |name: &str| {
             std::env::var(name)
                 .ok()

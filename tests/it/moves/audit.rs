@@ -415,7 +415,7 @@ on_each_version! {
 
     /// An audit has a time limit, and says what it did not compare. The comparison of blocking
     /// moves behind the fence counts as their audit.
-    async fn audits_end(version) {
+    async fn audits_have_a_time_limit(version) {
         let world = world(version, 8).await;
         let options = Options::default().audit_max(Duration::ZERO);
         let mover = world.mover_with(options);

@@ -53,7 +53,7 @@ on_each_version! {
     }
     /// A VACUUM of a large table takes hours, and changes no row: nobody waits for it before the
     /// rows are copied.
-    async fn by_vacuum(version) {
+    async fn a_copy_does_not_wait_for_vacuum(version) {
         let world = World::new(&[version, version], 2).await;
         let args = [
             "move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold",

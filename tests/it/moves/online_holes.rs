@@ -127,7 +127,7 @@ on_each_version! {
     /// What is bound by OID is not stopped by the signpost. If it is created long after the plan
     /// was judged, it stops the move behind the fence, and the source serves on; without it the
     /// move goes on.
-    async fn hole_01_bound_by_oid(version) {
+    async fn what_is_bound_by_oid_later_stops_the_move(version) {
         let world = world(
             version,
             "CREATE SEQUENCE {shard}.tickets; CREATE TABLE {shard}.part (k int \
@@ -168,7 +168,7 @@ on_each_version! {
 
     /// A table is created and filled in a transaction over the swap: the fence waits for it, the
     /// move sees that the shard is not what it has built, and the source serves on, with the table.
-    async fn hole_02_create_table_over_the_swap(version) {
+    async fn a_table_created_over_the_swap_stops_the_move(version) {
         let world = world(version, "").await;
         let writer = world.servers.app(0).await;
         let (child, pid) = begin(&world, "before swap").await;
@@ -203,7 +203,7 @@ on_each_version! {
 
     /// The marker is applied and visible at the target, and the target crashes before, or after, it
     /// is durable: what is lost is not decided.
-    async fn hole_04_a_marker_that_is_not_durable(version) {
+    async fn a_marker_that_is_not_durable_decides_nothing(version) {
         let world = world(version, "").await;
         world
             .servers
@@ -453,7 +453,7 @@ on_each_version! {
     /// Row level security moves with its table, and on neither host does it show a tenant more than
     /// it should. If it is forced, it would hide rows from the mover's role, unless that may bypass
     /// it.
-    async fn hole_06_row_level_security(version) {
+    async fn row_level_security_moves_with_its_table(version) {
         let tables = "CREATE TABLE {shard}.hidden (id int PRIMARY KEY, tenant text NOT NULL);
             ALTER TABLE {shard}.hidden ENABLE ROW LEVEL SECURITY;
             CREATE TABLE {shard}.tenants (name text PRIMARY KEY);
@@ -587,7 +587,7 @@ on_each_version! {
 
     /// Keys that change, with values out of line that the stream does not carry, before, during and
     /// after the copy.
-    async fn hole_07_keys_that_change(version) {
+    async fn keys_that_change_keep_their_toasted_values(version) {
         let world = world(
             version,
             "CREATE TABLE {shard}.docs (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, body text);
@@ -627,7 +627,7 @@ on_each_version! {
 
     /// Rows that refer to each other and unique values that are exchanged in one statement, while
     /// the move goes on.
-    async fn hole_12_self_reference_and_swapped_pairs(version) {
+    async fn self_references_and_swapped_pairs_are_applied(version) {
         let world = world(
             version,
             "CREATE TABLE {shard}.nodes (id int PRIMARY KEY, next int REFERENCES {shard}.nodes
@@ -675,7 +675,7 @@ on_each_version! {
     }
 
     /// TRUNCATE at every stage, and changes that are sent when the schema already has another name.
-    async fn hole_15_truncate_and_another_name(version) {
+    async fn truncate_is_applied_under_either_name(version) {
         let world = world(
             version,
             "CREATE TABLE {shard}.log (id int PRIMARY KEY, line \
@@ -755,7 +755,7 @@ on_each_version! {
 /// A mover sleeps after the drain, a router swaps back, rows are written, another mover fences
 /// again: the decision of the first fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hole_03_a_mover_that_slept_after_the_drain() {
+async fn a_mover_that_slept_after_the_drain_decides_nothing() {
     let world = world(18, "").await;
     let lease = ("PGSHARD_LEASE_MS", "1500");
     let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
@@ -801,7 +801,7 @@ async fn hole_03_a_mover_that_slept_after_the_drain() {
 /// standby lacks the fence, both hosts serve, which is an alarm; routers follow the larger epoch,
 /// and no command undoes anything by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hole_05_a_standby_without_the_fence() {
+async fn a_standby_without_the_fence_is_an_alarm() {
     let world = World::with_spare(&[18, 15, 18], 4).await;
     world.servers.make_standby(18, 2, 0);
     let db1 = world.servers.superuser(0).await;

@@ -202,7 +202,7 @@ on_each_version! {
 
     /// Partitions are detached, attached or created while the shard is copied: the target was built
     /// from something else, and the move says so, or builds it again.
-    async fn altered_meanwhile(version) {
+    async fn partitions_may_change_while_copied(version) {
         let world = world(version).await;
         let db = world.servers.app(0).await;
         let s = "shard_0000";

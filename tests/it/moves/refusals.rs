@@ -819,7 +819,7 @@ on_each_version! {
     }
 
     /// The shard's tables are altered between prepare and fence: the target is built again.
-    async fn altered_meanwhile(version) {
+    async fn an_altered_shard_is_built_again(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db = world.servers.app(0).await;
         for (shard, sql, check) in [

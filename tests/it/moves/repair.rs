@@ -511,7 +511,7 @@ on_each_version! {
 
     /// A rollback's source that has lost its decision; and one that is gone while the old copy
     /// catches up.
-    async fn a_rollback(version) {
+    async fn a_rollback_without_its_source_is_repaired(version) {
         let world = World::new(&[version, version], 8).await;
         let mut moves = Vec::new();
         for shard in 0..3 {

@@ -77,7 +77,7 @@ on_each_version! {
     }
 
     /// Two drop the same old copies: each of them finds, in the end, that they are dropped.
-    async fn two_complete(version) {
+    async fn two_commands_complete_a_move_once(version) {
         let world = World::new(&[version, other(version)], 12).await;
         let id = world
             .run(&["move", "0-5", "--to", "db2", "--mode", "online", "--yes"])
@@ -124,7 +124,7 @@ on_each_version! {
     }
 
     /// Two resume the same move: the work is done once, and the other is told who does it.
-    async fn two_resume(version) {
+    async fn two_commands_resume_a_move_once(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let writers = Writers::start(&world, 2).await;
         for (shard, point) in [("0", "after rows=kill"), ("1", "after decide=kill")] {

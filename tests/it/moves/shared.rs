@@ -65,7 +65,7 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
 on_each_version! {
     /// A resume publishes a shard while a transaction is under way that has changed it before: what
     /// the transaction has written is at the target.
-    async fn published_late(version) {
+    async fn a_late_publication_misses_nothing(version) {
         let world = world(version).await;
         let (locker, writer) = (world.servers.app(0).await, world.servers.app(0).await);
         let args = [
@@ -194,7 +194,7 @@ on_each_version! {
 
     /// What writes to the catalogs and alters nothing does not end a move: TRUNCATE all the time,
     /// and REINDEX, CLUSTER, VACUUM.
-    async fn maintained_meanwhile(version) {
+    async fn maintenance_does_not_end_a_move(version) {
         let world = world(version).await;
         let truncating = tokio::spawn({
             let db = world.servers.app(0).await;

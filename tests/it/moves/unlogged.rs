@@ -271,7 +271,7 @@ on_each_version! {
     }
 
     /// A table that is created while the shard is copied is an alteration, like any other.
-    async fn made_meanwhile(version) {
+    async fn an_unlogged_table_created_late_is_an_alteration(version) {
         let world = world(version).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         for (place, sql) in [

@@ -281,7 +281,7 @@ on_each_version! {
     }
 
     /// What is idle for long, or has been open for long, is closed; and what exists is reported.
-    async fn connections_end(version) {
+    async fn old_and_idle_connections_are_closed(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
         options.idle_timeout = Some(Duration::from_millis(200));
@@ -319,7 +319,7 @@ on_each_version! {
     }
 
     /// A call that takes too long ends, and so does its statement on the server.
-    async fn deadlines(version) {
+    async fn a_call_ends_at_its_deadline(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
         options.statement_timeout = Some(Duration::from_millis(500));

@@ -264,7 +264,7 @@ on_each_version! {
 
     /// COPY has answers that no query expects, or waits for what its caller does not send. It is
     /// refused; where a client of the application's runs it, no other call gets its connection.
-    async fn copies(version) {
+    async fn a_copy_is_refused(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
             for copy in [

@@ -49,7 +49,7 @@ on_each_version! {
     }
 
     /// Everything.
-    async fn with_everything(version) {
+    async fn mutual_trust_with_everything_on(version) {
         plays(2, version, &[]).await;
     }
 }

@@ -251,7 +251,7 @@ on_each_version! {
     }
 
     /// The feed, page by page, is what a single table would give.
-    async fn the_feed(version) {
+    async fn a_feed_is_that_of_one_table(version) {
         let shards = Shards::start(version, 32).await;
         let rows = filled(&shards, 0..300, 32).await;
         let router = shards.router();
@@ -287,7 +287,7 @@ on_each_version! {
 
     /// What has not answered by the deadline fails, each shard once, and no connection is left with
     /// an answer that nobody takes.
-    async fn a_deadline(version) {
+    async fn shards_that_miss_the_deadline_fail_once(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
         let sleeps = Sql::reading(SLEEPS);

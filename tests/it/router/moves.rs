@@ -184,7 +184,7 @@ on_each_version! {
     }
 
     /// An application's own mistake comes back at once, and many of them cause few look-ups.
-    async fn own_mistakes(version) {
+    async fn mistakes_cause_few_look_ups(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
         let error = router
@@ -541,7 +541,7 @@ on_each_version! {
 
     /// A fence that nobody lifts ends in an error that says so, after the given time and not
     /// before.
-    async fn waiting_ends(version) {
+    async fn waiting_for_a_fence_ends(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
         options.retry_for = Duration::from_millis(200);

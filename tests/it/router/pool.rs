@@ -195,7 +195,7 @@ on_each_version! {
 
     /// A router that is closed lets running calls end, for as long as they may, and no new one
     /// begin.
-    async fn closing(version) {
+    async fn closing_lets_running_calls_end(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
         options.application_name = "closing".to_owned();

@@ -14,7 +14,7 @@ use crate::support::{World, other};
 on_each_version! {
     /// Statements, transactions and IDs of many shards, through moves there and back: no error, no
     /// row lost, and nothing left prepared on the servers.
-    async fn unnamed_statements(version) {
+    async fn unnamed_statements_survive_moves(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let poolers = [
             Pooler::start(&world.servers, 0).await,

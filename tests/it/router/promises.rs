@@ -659,7 +659,7 @@ on_each_version! {
     }
 
     /// A router outlives a runtime that ends while a host is tried.
-    async fn another_runtime(version) {
+    async fn a_router_outlives_a_runtime(version) {
         let shards = Shards::start(version, 4).await;
         let proxy = Proxy::to(shards.cluster.server(0).port()).await;
         let mut options = shards.options();

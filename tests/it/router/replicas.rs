@@ -163,7 +163,7 @@ on_each_version! {
 
     /// Calls over many shards read from the standby of the host that has one; if it is away, from
     /// the primary.
-    async fn many_shards(version) {
+    async fn many_shards_are_read_from_standbys(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         options.max_replica_lag = Duration::from_secs(600);
         let router = Router::new(options);

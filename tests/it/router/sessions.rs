@@ -170,7 +170,7 @@ on_each_version! {
 
     /// Where they do not fit, a shard's calls get the same connection while it is free, and another
     /// if it is not; and while one connection is enough, there is only one.
-    async fn favourites(version) {
+    async fn a_shard_keeps_its_favourite_connection(version) {
         let shards = Shards::start(version, 16).await;
         let mut options = shards.options();
         options.statements_per_connection = 4;
@@ -395,7 +395,7 @@ on_each_version! {
 
     /// COMMIT and ROLLBACK, savepoints, errors, isolation; and the future of a transaction can be
     /// spawned.
-    async fn transactions(version) {
+    async fn transactions_commit_and_roll_back(version) {
         let shards = Shards::start(version, 4).await;
         let router = narrow(&shards, 256);
         let title = String::from("kept");
@@ -523,7 +523,7 @@ on_each_version! {
 
     /// A lost connection is reported precisely: during COMMIT the outcome is in doubt, before that
     /// nothing has happened.
-    async fn lost_connections(version) {
+    async fn lost_connections_are_reported_precisely(version) {
         let shards = Shards::start(version, 4).await;
         let router = narrow(&shards, 256);
         shards.db[0]

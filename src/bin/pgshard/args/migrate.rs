@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn canaries() {
+    fn canaries_are_shards_or_a_host() {
         assert_eq!(
             canary("8"),
             Ok(Canary::Shards(NonZeroUsize::new(8).unwrap()))

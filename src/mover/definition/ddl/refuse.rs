@@ -1004,7 +1004,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn a_name_is_found_as_a_whole_word() {
         for (text, name, expected) in [
             ("select nextval('shard_0007.s')", "shard_0007", true),
             ("select \"SHARD_0007\".f()", "shard_0007", true),

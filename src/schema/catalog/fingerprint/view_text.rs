@@ -133,7 +133,7 @@ mod tests {
     use super::canonical;
 
     #[test]
-    fn versions_agree() {
+    fn versions_agree_on_the_text_of_a_view() {
         for (fifteen, sixteen) in [
             (
                 "SELECT photos.id,\n    photos.\"T\"\n   FROM photos\n  WHERE (photos.id > 0);",

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn texts_that_differ_in_the_shards_number_are_alike() {
         let shard = |number| ShardId::new(number).unwrap();
         let alike = |a, of_a, b, of_b| super::alike(a, shard(of_a), b, shard(of_b));
         assert!(
