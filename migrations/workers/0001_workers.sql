@@ -210,17 +210,6 @@ BEGIN
 END
 $$;
 
--- The same without an epoch.
---
--- Locks: the same.
-CREATE FUNCTION pgshard_workers.acquire(a_space text, a_token uuid, a_now_ms bigint,
-    a_length_ms bigint, a_keep_ms bigint, OUT worker integer, OUT floor_ms bigint,
-    OUT ceiling_ms bigint, OUT wait_ms bigint)
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT a.worker, a.floor_ms, a.ceiling_ms, a.wait_ms
-        FROM pgshard_workers.acquire(a_space, a_token, a_now_ms, a_length_ms, a_keep_ms, NULL) AS a
-$$;
-
 -- Renews a lease, whatever the clock of its holder. Returns the new ceiling; NULL if the number has
 -- or may have another holder by now.
 --

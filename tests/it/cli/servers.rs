@@ -636,7 +636,7 @@ fn workers_show_who_holds_which_number() {
             ("photos", 3_600_000),
         ] {
             let sql = "SELECT worker FROM pgshard_workers.acquire($1, \
-                    md5(clock_timestamp()::text)::uuid, $2, 30000, $3)";
+                    md5(clock_timestamp()::text)::uuid, $2, 30000, $3, NULL)";
             client
                 .query_one(sql, &[&space, &1_700_000_000_000_i64, &keep_ms])
                 .await
