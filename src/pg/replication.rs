@@ -137,7 +137,7 @@ pub(crate) struct Reader {
 /// Whether the server shall answer a status at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    Wanted,
+    Requested,
     NotNeeded,
 }
 
@@ -708,7 +708,7 @@ impl Writer {
             .unwrap_or_default();
         let now = i64::try_from(now.saturating_sub(since_2000).as_micros()).unwrap_or(i64::MAX);
         data.extend_from_slice(&now.to_be_bytes());
-        data.push(u8::from(reply == Reply::Wanted));
+        data.push(u8::from(reply == Reply::Requested));
         let mut buffer = BytesMut::new();
         let failed = |source| ReplicationError::Socket {
             to: self.to.clone(),

@@ -186,7 +186,7 @@ impl ClusterBuilder {
         let started = tokio::task::spawn_blocking({
             let (recipe, options) = (recipe.clone(), self.server);
             move || match self.own_servers {
-                true => own(&recipe, self.major, options).map(BlockingStart::Own),
+                true => start_cluster(&recipe, self.major, options).map(BlockingStart::Own),
                 false => shared(&recipe, self.major, &options).map(BlockingStart::Shared),
             }
         });
@@ -248,7 +248,11 @@ fn shared(
     SharedServer::of(&binaries, &recipe.data(&binaries)?, options)
 }
 
-fn own(recipe: &Recipe, major: Option<u32>, options: ServerOptions) -> Result<dev::Cluster, Error> {
+fn start_cluster(
+    recipe: &Recipe,
+    major: Option<u32>,
+    options: ServerOptions,
+) -> Result<dev::Cluster, Error> {
     let binaries = binaries(major)?;
     let data = recipe.data(&binaries)?;
     let cluster = ClusterOptions::new(recipe.hosts, binaries).server(options);

@@ -24,9 +24,9 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     client: &C,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, tokio_postgres::Error> {
-    let wanted = required_objects(facts);
-    let kinds: Vec<&str> = wanted.iter().map(|w| w.kind.as_str()).collect();
-    let names: Vec<&str> = wanted.iter().map(|w| w.name.as_str()).collect();
+    let required = required_objects(facts);
+    let kinds: Vec<&str> = required.iter().map(|w| w.kind.as_str()).collect();
+    let names: Vec<&str> = required.iter().map(|w| w.name.as_str()).collect();
     let parameters: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] =
         &[(&kinds, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
     let rows = client
@@ -36,10 +36,10 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     for row in rows {
         // The number of what is missing, counted from 1.
         let at: i64 = row.try_get(0)?;
-        let Some(wanted) = usize::try_from(at - 1).ok().and_then(|at| wanted.get(at)) else {
+        let Some(required) = usize::try_from(at - 1).ok().and_then(|at| required.get(at)) else {
             continue;
         };
-        let remedy = match (&wanted.extension, wanted.kind.as_str()) {
+        let remedy = match (&required.extension, required.kind.as_str()) {
             (Some(extension), _) => {
                 format!(
                     "create it at the target with CREATE EXTENSION {extension}, in the same schema"
@@ -50,9 +50,9 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
         };
         let reason = format!(
             "needs {} {}, which the target does not have",
-            wanted.kind, wanted.name
+            required.kind, required.name
         );
-        refusals.push(Refusal::new(wanted.used_by.clone(), reason, remedy));
+        refusals.push(Refusal::new(required.used_by.clone(), reason, remedy));
     }
     let defaults = "SELECT count(*) FROM pg_catalog.pg_default_acl
         WHERE defaclnamespace = 0 AND defaclrole = (SELECT oid FROM pg_catalog.pg_roles WHERE \
@@ -142,12 +142,13 @@ pub(in crate::mover) async fn rights_missing(
     target: &Session,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, Error> {
-    let wanted = required_objects(facts);
-    let (roles, objects): (Vec<_>, Vec<_>) =
-        wanted.iter().partition(|wanted| wanted.kind == "role");
-    let names = |list: &[&Wanted]| {
+    let required = required_objects(facts);
+    let (roles, objects): (Vec<_>, Vec<_>) = required
+        .iter()
+        .partition(|required| required.kind == "role");
+    let names = |list: &[&RequiredObject]| {
         list.iter()
-            .map(|wanted| wanted.name.clone())
+            .map(|required| required.name.clone())
             .collect::<Vec<_>>()
     };
     let (roles, objects) = (names(&roles), names(&objects));
@@ -212,23 +213,23 @@ pub(in crate::mover) async fn strangers_objects(
     target: &Session,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, Error> {
-    let wanted = required_objects(facts);
-    let (here, there) = tokio::try_join!(owners(source, &wanted), owners(target, &wanted))?;
+    let required = required_objects(facts);
+    let (here, there) = tokio::try_join!(owners(source, &required), owners(target, &required))?;
     let foreign = there
         .into_iter()
         .filter(|(_, owner)| !owner.trusted)
         .filter_map(|(at, owner)| {
             let same = here.get(&at).is_some_and(|here| here.name == owner.name);
-            (!same).then(|| (&wanted[at], owner.name, here.get(&at)))
+            (!same).then(|| (&required[at], owner.name, here.get(&at)))
         });
     Ok(foreign
-        .map(|(wanted, owner, here)| {
-            let Wanted {
+        .map(|(required, owner, here)| {
+            let RequiredObject {
                 kind,
                 name,
                 used_by,
                 ..
-            } = wanted;
+            } = required;
             let whose = here.map_or_else(|| "no role".to_owned(), |here| here.name.clone());
             let reason = format!(
                 "uses {kind} {name}, which belongs to {owner} at the target and to {whose} at {}: \
@@ -251,8 +252,8 @@ pub(in crate::mover) async fn other_meanings(
     target: &Session,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, Error> {
-    let wanted = required_objects(facts);
-    let (here, there) = tokio::try_join!(meanings(source, &wanted), meanings(target, &wanted))?;
+    let required = required_objects(facts);
+    let (here, there) = tokio::try_join!(meanings(source, &required), meanings(target, &required))?;
     // What is missing at the target has been refused for that, or shows in the type that is made of
     // it.
     let both = here
@@ -267,7 +268,7 @@ pub(in crate::mover) async fn other_meanings(
             );
             let remedy =
                 format!("make {type_} the same on both hosts: values would change what they mean");
-            Refusal::new(wanted[at].used_by.clone(), reason, remedy)
+            Refusal::new(required[at].used_by.clone(), reason, remedy)
         })
         .collect())
 }
@@ -278,10 +279,16 @@ pub(in crate::mover) async fn other_meanings(
 /// Locks: none but ACCESS SHARE on catalogs.
 async fn meanings(
     session: &Session,
-    wanted: &[Wanted],
+    required: &[RequiredObject],
 ) -> Result<BTreeMap<(usize, String), String>, Error> {
-    let kinds: Vec<&str> = wanted.iter().map(|wanted| wanted.kind.as_str()).collect();
-    let names: Vec<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
+    let kinds: Vec<&str> = required
+        .iter()
+        .map(|required| required.kind.as_str())
+        .collect();
+    let names: Vec<&str> = required
+        .iter()
+        .map(|required| required.name.as_str())
+        .collect();
     let sql = include_str!("../definition/sql/meanings.sql");
     let mut meanings = BTreeMap::new();
     for row in &session
@@ -289,7 +296,10 @@ async fn meanings(
         .await?
     {
         let at: i64 = row.get(0)?;
-        let Some(at) = usize::try_from(at - 1).ok().filter(|at| *at < wanted.len()) else {
+        let Some(at) = usize::try_from(at - 1)
+            .ok()
+            .filter(|at| *at < required.len())
+        else {
             continue;
         };
         meanings.insert((at, row.get(1)?), row.get(2)?);
@@ -307,9 +317,18 @@ struct Owner {
 /// The owners of what exists of these on a host, by their places in the list.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
-async fn owners(session: &Session, wanted: &[Wanted]) -> Result<BTreeMap<usize, Owner>, Error> {
-    let kinds: Vec<&str> = wanted.iter().map(|wanted| wanted.kind.as_str()).collect();
-    let names: Vec<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
+async fn owners(
+    session: &Session,
+    required: &[RequiredObject],
+) -> Result<BTreeMap<usize, Owner>, Error> {
+    let kinds: Vec<&str> = required
+        .iter()
+        .map(|required| required.kind.as_str())
+        .collect();
+    let names: Vec<&str> = required
+        .iter()
+        .map(|required| required.name.as_str())
+        .collect();
     let sql = include_str!("../definition/sql/owners.sql");
     let rows = session
         .rows("reading whose they are", sql, &[&kinds, &names])
@@ -317,7 +336,10 @@ async fn owners(session: &Session, wanted: &[Wanted]) -> Result<BTreeMap<usize, 
     let mut owners = BTreeMap::new();
     for row in &rows {
         let at: i64 = row.get(0)?;
-        let Some(at) = usize::try_from(at - 1).ok().filter(|at| *at < wanted.len()) else {
+        let Some(at) = usize::try_from(at - 1)
+            .ok()
+            .filter(|at| *at < required.len())
+        else {
             continue;
         };
         owners.insert(
@@ -331,19 +353,19 @@ async fn owners(session: &Session, wanted: &[Wanted]) -> Result<BTreeMap<usize, 
     Ok(owners)
 }
 
-struct Wanted {
+struct RequiredObject {
     kind: String,
     name: String,
     used_by: String,
     extension: Option<String>,
 }
 
-fn required_objects(facts: &Facts) -> Vec<Wanted> {
-    let mut wanted = Vec::new();
+fn required_objects(facts: &Facts) -> Vec<RequiredObject> {
+    let mut required = Vec::new();
     let mut seen = BTreeSet::new();
     let mut want = |kind: &str, name: &str, used_by: String, extension: Option<String>| {
         if seen.insert((kind.to_owned(), name.to_owned())) {
-            wanted.push(Wanted {
+            required.push(RequiredObject {
                 kind: kind.to_owned(),
                 name: name.to_owned(),
                 used_by,
@@ -449,5 +471,5 @@ fn required_objects(facts: &Facts) -> Vec<Wanted> {
             }
         }
     }
-    wanted
+    required
 }

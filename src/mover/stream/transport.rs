@@ -300,7 +300,7 @@ async fn confirm_position(
     loop {
         let position = *durable.borrow_and_update();
         let reply = if last.elapsed() >= reply_every {
-            Reply::Wanted
+            Reply::Requested
         } else {
             Reply::NotNeeded
         };
@@ -311,7 +311,7 @@ async fn confirm_position(
         if writer.status(position, flushed, reply).await.is_err() {
             return;
         }
-        if reply == Reply::Wanted {
+        if reply == Reply::Requested {
             last = Instant::now();
         }
         tokio::time::sleep(STATUS_PAUSE).await;

@@ -97,7 +97,7 @@ pub(in crate::schema) async fn control(
 /// Takes the lock of a bootstrap, or of a migration, in a transaction. It also waits for the server
 /// process of one that was killed and is still running its last statement. False: another session
 /// has one of the locks; the transaction stays open then, too.
-pub(in crate::schema) async fn own(
+pub(in crate::schema) async fn try_bootstrap(
     client: &Client,
     until: Instant,
 ) -> Result<bool, tokio_postgres::Error> {

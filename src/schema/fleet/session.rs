@@ -107,7 +107,7 @@ pub(in crate::schema) async fn lock(session: Connection) -> Result<Connection, H
     let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
     let locked = async {
         session.batch_execute(begin).await?;
-        lock::own(&session, Instant::now() + LOCK_PATIENCE).await
+        lock::try_bootstrap(&session, Instant::now() + LOCK_PATIENCE).await
     };
     match locked.await {
         Ok(true) => Ok(session),

@@ -88,11 +88,11 @@ fn all() -> Vec<CommandOutput> {
         "moves abort": moves::MoveEvent;
         "moves audit": moves::MoveEvent;
         "moves complete": moves::MoveEvent;
-        "moves continue": moves::Wanted;
+        "moves continue": moves::RequestReport;
         "moves feed": moves::MoveEvent;
         "moves gc": moves::GcReport;
         "moves list": moves::ListReport;
-        "moves pause": moves::Wanted;
+        "moves pause": moves::RequestReport;
         "moves repair": moves::Repaired<'static>;
         "moves resume": moves::MoveEvent;
         "moves rollback": moves::MoveEvent;

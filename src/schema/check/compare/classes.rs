@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::definitions::{Definitions, Property, Subject, Wanted};
+use super::definitions::{Definitions, Property, Subject, SubjectsByShard};
 use super::number;
 use crate::shard::ShardId;
 
@@ -72,8 +72,8 @@ pub(super) fn classes<'a>(hosts: &[&'a Definitions]) -> Vec<Values<'a>> {
 }
 
 /// The values that must be read to be sure, of properties in which shards seem to differ.
-pub(super) fn unsure(hosts: &[&Definitions]) -> Wanted {
-    let mut wanted = Wanted::new();
+pub(super) fn unsure(hosts: &[&Definitions]) -> SubjectsByShard {
+    let mut wanted = SubjectsByShard::new();
     for properties in by_object(hosts).into_values() {
         let values = values(&properties);
         for (shard, subject, _) in values

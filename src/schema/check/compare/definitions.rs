@@ -26,7 +26,7 @@ pub(super) struct Property {
 }
 
 /// Properties of shards.
-pub(super) type Wanted = BTreeMap<ShardId, BTreeSet<Subject>>;
+pub(super) type SubjectsByShard = BTreeMap<ShardId, BTreeSet<Subject>>;
 
 /// `table photos`, and which property: `column title`; empty for the object itself.
 pub(super) type Subject = (String, String);

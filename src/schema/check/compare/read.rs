@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::classes::unsure;
-use super::definitions::{DefinitionSurvey, Definitions, Property, Subject, Wanted};
+use super::definitions::{DefinitionSurvey, Definitions, Property, Subject, SubjectsByShard};
 use crate::map::HostName;
 use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
@@ -190,7 +190,7 @@ impl Reading {
     }
 
     /// Reads the texts that are wanted.
-    async fn texts(&mut self, wanted: &Wanted) -> Result<(), String> {
+    async fn texts(&mut self, wanted: &SubjectsByShard) -> Result<(), String> {
         let wanted_of = |number: i32| shard(number).and_then(|shard| wanted.get(&shard));
         let sql = self.dialect.query(TEXTS);
         let of_wanted = self

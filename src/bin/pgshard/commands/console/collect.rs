@@ -1,6 +1,6 @@
 //! The one task that asks the hosts, for all who look.
 //!
-//! Invariant: the hosts are asked once in the shortest time, however many look, and not at all
+//! Invariant: the hosts are queried once in the shortest time, however many look, and not at all
 //! while nobody does.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ const FOLLOWED_MAX: usize = 8;
 /// Between two looks at open moves.
 const MOVES_EVERY: Duration = Duration::from_secs(2);
 
-/// How often hosts are asked for their clocks and those of their shards' IDs. That opens two
+/// How often hosts are queried for their clocks and those of their shards' IDs. That opens two
 /// sequences of each shard, and neither clock goes wrong from one look to the next.
 const CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
@@ -46,61 +46,61 @@ type Seen = Option<Arc<Snapshot>>;
 
 /// The hosts as they were seen last, and who wants to see them.
 pub(super) struct Collector {
-    wanted: Arc<Wanted>,
+    demand: Arc<Demand>,
     seen: watch::Receiver<Seen>,
     floor: Duration,
     bound: Duration,
 }
 
-/// Who looks.
+/// How many viewers there are, and whether a page was requested.
 #[derive(Default)]
-struct Wanted {
+struct Demand {
     viewers: AtomicUsize,
-    asked: AtomicBool,
-    told: Notify,
+    requested: AtomicBool,
+    changed: Notify,
 }
 
-impl Wanted {
-    /// Waits until somebody looks.
-    async fn by_somebody(&self) {
+impl Demand {
+    /// Waits for a viewer or a page.
+    async fn arrives(&self) {
         while self.viewers.load(Ordering::Relaxed) == 0
-            && !self.asked.swap(false, Ordering::Relaxed)
+            && !self.requested.swap(false, Ordering::Relaxed)
         {
-            self.told.notified().await;
+            self.changed.notified().await;
         }
-        self.asked.store(false, Ordering::Relaxed);
+        self.requested.store(false, Ordering::Relaxed);
     }
 }
 
 /// Somebody who is shown each new look; no longer once this is dropped.
 pub(super) struct Viewer {
-    wanted: Arc<Wanted>,
+    demand: Arc<Demand>,
     pub(super) seen: watch::Receiver<Seen>,
 }
 
 impl Drop for Viewer {
     fn drop(&mut self) {
-        self.wanted.viewers.fetch_sub(1, Ordering::Relaxed);
+        self.demand.viewers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Collector {
     /// Begins the task, which waits until somebody looks.
     pub(super) fn start(config: PathBuf, floor: Duration, bound: Duration) -> Collector {
-        let wanted = Arc::new(Wanted::default());
+        let demand = Arc::new(Demand::default());
         let (sender, seen) = watch::channel(None);
         let task = Task {
             config,
             floor,
             bound,
-            wanted: wanted.clone(),
+            demand: demand.clone(),
             meters: BTreeMap::new(),
             clocks: None,
             sessions: Sessions::new("pgshard console"),
         };
         tokio::spawn(task.run(sender));
         Collector {
-            wanted,
+            demand,
             seen,
             floor,
             bound,
@@ -110,11 +110,11 @@ impl Collector {
     /// Follows what the hosts say; `None` once so many do.
     pub(super) fn view(&self, viewers_max: usize) -> Option<Viewer> {
         let viewer = Viewer {
-            wanted: self.wanted.clone(),
+            demand: self.demand.clone(),
             seen: self.seen.clone(),
         };
-        let before = self.wanted.viewers.fetch_add(1, Ordering::Relaxed);
-        self.wanted.told.notify_one();
+        let before = self.demand.viewers.fetch_add(1, Ordering::Relaxed);
+        self.demand.changed.notify_one();
         (before < viewers_max).then_some(viewer)
     }
 
@@ -128,8 +128,8 @@ impl Collector {
         {
             return last;
         }
-        self.wanted.asked.store(true, Ordering::Relaxed);
-        self.wanted.told.notify_one();
+        self.demand.requested.store(true, Ordering::Relaxed);
+        self.demand.changed.notify_one();
         tokio::time::timeout(patience, seen.changed()).await.ok();
         seen.borrow().clone()
     }
@@ -152,10 +152,10 @@ struct Task {
     config: PathBuf,
     floor: Duration,
     bound: Duration,
-    wanted: Arc<Wanted>,
+    demand: Arc<Demand>,
     /// How fast each open move copies.
     meters: BTreeMap<MoveId, Meter>,
-    /// What hosts said of their clocks, and when they were asked.
+    /// What hosts said of their clocks, and when they were queried.
     clocks: Option<(Instant, Clocks)>,
     sessions: Sessions,
 }
@@ -164,7 +164,7 @@ impl Task {
     async fn run(mut self, sender: watch::Sender<Seen>) {
         let mut last: Seen = None;
         loop {
-            self.wanted.by_somebody().await;
+            self.demand.arrives().await;
             let began = Instant::now();
             let snapshot = Arc::new(self.collect_snapshot(last.as_deref()).await);
             sender.send_replace(Some(snapshot.clone()));
@@ -173,7 +173,7 @@ impl Task {
                 && !left.is_zero()
             {
                 tokio::time::sleep(left.min(MOVES_EVERY)).await;
-                let is_watched = self.wanted.viewers.load(Ordering::Relaxed) > 0;
+                let is_watched = self.demand.viewers.load(Ordering::Relaxed) > 0;
                 if left > MOVES_EVERY && is_watched && !snapshot.open.is_empty() {
                     sender.send_replace(Some(Arc::new(self.follow(&snapshot).await)));
                 }
@@ -183,10 +183,10 @@ impl Task {
 
     /// A whole look.
     async fn collect_snapshot(&mut self, last: Option<&Snapshot>) -> Snapshot {
-        let (asked, kept) = self
+        let (queried, kept) = self
             .clocks
             .take()
-            .filter(|(asked, _)| asked.elapsed() < CLOCKS_EVERY)
+            .filter(|(queried, _)| queried.elapsed() < CLOCKS_EVERY)
             .unwrap_or((Instant::now(), Clocks::new()));
         let believed = last.map(|last| last.gathered.believed.clone());
         let kept = Kept {
@@ -206,7 +206,7 @@ impl Task {
         let clock = |(name, facts): (&HostName, &Result<HostFacts, FactsError>)| {
             Some((name.clone(), facts.as_ref().ok()?.clock.clone()?))
         };
-        self.clocks = Some((asked, gathered.survey.iter().filter_map(clock).collect()));
+        self.clocks = Some((queried, gathered.survey.iter().filter_map(clock).collect()));
         let mut heard = last.map(|last| last.heard.clone()).unwrap_or_default();
         let at = Timestamp::now();
         heard.retain(|name, _| gathered.hosts.contains_key(name));
@@ -282,9 +282,9 @@ impl Task {
         // fallen silent holds up all of them for one limit, and not for one limit each.
         let bound = self.bound;
         let ask = |id| async move { tokio::time::timeout(bound, mover.progress(id)).await };
-        let asked = join_all(ids.into_iter().rev().take(FOLLOWED_MAX).map(ask)).await;
+        let answers = join_all(ids.into_iter().rev().take(FOLLOWED_MAX).map(ask)).await;
         let mut moves = Vec::new();
-        for progress in asked.into_iter().flatten().flatten() {
+        for progress in answers.into_iter().flatten().flatten() {
             let rate = self.meters.entry(progress.id).or_default().saw(&progress);
             moves.push(OpenMove {
                 progress: Arc::new(progress),

@@ -49,7 +49,7 @@ pub(super) use list::{back, can_be_taken_back, what_next};
 pub(crate) use progress::{Line, shown, watch};
 pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
 pub(crate) use repair::{RepairReport as Repaired, repair};
-pub(crate) use requests::{RequestReport as Wanted, set_desired_state};
+pub(crate) use requests::{RequestReport, set_desired_state};
 pub(crate) use watch::Watcher;
 
 /// Resumes, aborts, takes back or completes a move.
