@@ -92,7 +92,7 @@ fn dated(seen: &Snapshot, answer: impl Serialize) -> Response {
     response
 }
 
-/// Answers from what was seen last, or says why nothing was.
+/// Answers from what was seen last, or returns the reason why nothing was.
 async fn with<T: Serialize>(
     served: &ConsoleState,
     answer: impl FnOnce(&Snapshot) -> Option<T>,

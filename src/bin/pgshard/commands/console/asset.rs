@@ -31,7 +31,7 @@ const ASSETS: [Asset; 3] = [
     },
 ];
 
-/// What tells the files of one release from those of another, in a page's links.
+/// Distinguishes the files of one release from those of another, in a page's links.
 pub(super) static MARK: LazyLock<String> = LazyLock::new(|| {
     let mut hash = Sha256::new();
     for asset in &ASSETS {

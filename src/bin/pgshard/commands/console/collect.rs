@@ -1,7 +1,7 @@
-//! The one task that asks the hosts, for all who look.
+//! The one task that queries the hosts, for all viewers.
 //!
-//! Invariant: the hosts are queried once in the shortest time, however many look, and not at all
-//! while nobody does.
+//! Invariant: the hosts are queried once in the shortest time, however many viewers there are, and
+//! not at all while there are none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::context;
 /// How many versions of the map can be looked at.
 const VERSIONS_MAX: usize = 100;
 
-/// How many open moves are followed; the others are shown by what the journals say.
+/// How many open moves are followed; the others are shown as their journals have them.
 const FOLLOWED_MAX: usize = 8;
 
 /// Between two looks at open moves.
@@ -38,8 +38,8 @@ const MOVES_EVERY: Duration = Duration::from_secs(2);
 /// sequences of each shard, and neither clock goes wrong from one look to the next.
 const CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
-/// How long an answer of before is good enough, beside the shortest time, for a page that then
-/// follows by itself.
+/// How old, in addition to the shortest time, an earlier answer may be for a page that then follows
+/// by itself.
 const STILL_GOOD: Duration = Duration::from_secs(2);
 
 type Seen = Option<Arc<Snapshot>>;
@@ -72,7 +72,7 @@ impl Demand {
     }
 }
 
-/// Somebody who is shown each new look; no longer once this is dropped.
+/// A viewer, which is shown each new look until this is dropped.
 pub(super) struct Viewer {
     demand: Arc<Demand>,
     pub(super) seen: watch::Receiver<Seen>,
@@ -85,7 +85,7 @@ impl Drop for Viewer {
 }
 
 impl Collector {
-    /// Begins the task, which waits until somebody looks.
+    /// Begins the task, which waits until there is a viewer.
     pub(super) fn start(config: PathBuf, floor: Duration, bound: Duration) -> Collector {
         let demand = Arc::new(Demand::default());
         let (sender, seen) = watch::channel(None);
@@ -107,7 +107,7 @@ impl Collector {
         }
     }
 
-    /// Follows what the hosts say; `None` once so many do.
+    /// Follows the state of the hosts; `None` once there are so many viewers.
     pub(super) fn view(&self, viewers_max: usize) -> Option<Viewer> {
         let viewer = Viewer {
             demand: self.demand.clone(),
@@ -155,7 +155,7 @@ struct Task {
     demand: Arc<Demand>,
     /// How fast each open move copies.
     meters: BTreeMap<MoveId, Meter>,
-    /// What hosts said of their clocks, and when they were queried.
+    /// The clocks that hosts have reported, and when they were queried.
     clocks: Option<(Instant, Clocks)>,
     sessions: Sessions,
 }
@@ -241,7 +241,7 @@ impl Task {
         }
     }
 
-    /// The same with what the open moves say now.
+    /// The same with the current state of the open moves.
     async fn follow(&mut self, snapshot: &Snapshot) -> Snapshot {
         let open = match asking(&snapshot.gathered) {
             Some(mover) => self.open_moves(&mover, &snapshot.gathered).await,
@@ -317,7 +317,7 @@ impl Task {
     }
 }
 
-/// A mover that asks the hosts that answered.
+/// A mover that queries the hosts that answered.
 fn asking(gathered: &SurveyResult) -> Option<Mover> {
     let config = gathered.config.as_ref()?;
     let mut hosts = context::all_hosts(config);
@@ -335,7 +335,7 @@ fn writes(gathered: &SurveyResult, last: Option<&Snapshot>) -> BTreeMap<ShardId,
         };
         let seconds = at.saturating_duration_since(*earlier).as_secs_f64();
         let rate = |shard: &ShardId, now: &Measure| {
-            // A server whose statistics were reset counts from zero again.
+            // A server that has reset its statistics counts from zero again.
             let written = now.writes.checked_sub(then.get(shard)?.writes)?;
             (seconds > 0.0).then(|| written as f64 / seconds)
         };

@@ -22,16 +22,16 @@ use super::token::Token;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Who may ask.
+/// Which requests are answered.
 pub(super) struct Guard {
-    /// Names in `Host` beside localhost and addresses.
+    /// Names in `Host` in addition to localhost and addresses.
     names: Vec<String>,
     token: Option<Token>,
 }
 
 impl Guard {
-    /// These names are allowed beside localhost and addresses; where there is a token, it must be
-    /// shown.
+    /// These names are allowed in addition to localhost and addresses; where there is a token, it
+    /// must be shown.
     pub(super) fn new(names: &[String], token: Option<Token>) -> Guard {
         Guard {
             names: names.iter().map(|name| name.to_ascii_lowercase()).collect(),
@@ -39,8 +39,8 @@ impl Guard {
         }
     }
 
-    /// Whether the request is for us. A page of somebody else's, whose name was turned into our
-    /// address, asks under that name; an address cannot be turned into another.
+    /// Whether the request is for us. A foreign page that had its name resolved to our address (DNS
+    /// rebinding) sends requests under that name; an address cannot be resolved to another.
     fn is_for_us(&self, headers: &HeaderMap) -> bool {
         let mut hosts = headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else {

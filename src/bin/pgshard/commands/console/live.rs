@@ -1,4 +1,4 @@
-//! A page that follows: whoever looks at it is sent the parts that have become others.
+//! A page that follows: its viewer is sent the parts that have changed.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ const VIEWERS_MAX: usize = 64;
 /// So often a viewer who is shown nothing new hears that the console is there.
 const STILL_HERE: Duration = Duration::from_secs(15);
 
-/// What a viewer asks to follow.
+/// What a viewer wants to follow.
 #[derive(Debug, Deserialize)]
 pub(super) struct LiveQuery {
     /// The page's address, with its query.

@@ -1,11 +1,11 @@
 //! `pgshard console`: the cluster in a browser. It reads only.
 //!
-//! One task asks the hosts ([`collect`]); whoever looks is shown the last [`snapshot`]. A page is a
-//! list of parts, each rendered on the server by itself ([`pages`]); a viewer is sent the parts
-//! that have become others ([`live`]).
+//! One task queries the hosts ([`collect`]); every viewer is shown the last [`snapshot`]. A page is
+//! a list of parts, each rendered on the server by itself ([`pages`]); a viewer is sent the parts
+//! that have changed ([`live`]).
 //!
-//! Invariant: a request never asks a host. Invariant: nothing is answered before [`guard`] has seen
-//! the request.
+//! Invariant: a request never queries a host. Invariant: nothing is answered before [`guard`] has
+//! seen the request.
 
 mod api;
 mod asset;
@@ -52,7 +52,7 @@ pub(crate) async fn run(
                 127.0.0.1, and reach it through ssh -L",
         ));
     }
-    // A mistake in the config is reported now, and by the pages if somebody adds one later.
+    // A mistake in the config is reported now, and by the pages if it is made later.
     let config = context::config(config)?;
     let listener = listen::bind(args.listen).await?;
     let address = listener.local_addr()?;

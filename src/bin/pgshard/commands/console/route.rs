@@ -63,7 +63,7 @@ impl Spread {
     }
 }
 
-/// A page, and what it was asked.
+/// A page, with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Shards {

@@ -82,7 +82,7 @@ async fn page(State(served): State<Arc<ConsoleState>>, uri: Uri) -> Response {
         seen,
         floor: served.collector.floor(),
     };
-    // Thousands of cells, or a plan: not beside what others wait for.
+    // Thousands of cells, or a plan: not on a thread that other requests wait for.
     let rendered = tokio::task::spawn_blocking(move || {
         let page = pages::render(&route, &view);
         (page.status, pages::whole(&page, &uri, &view).into_string())

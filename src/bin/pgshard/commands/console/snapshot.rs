@@ -62,7 +62,7 @@ impl Snapshot {
         self.gathered.hosts.get(name)
     }
 
-    /// What the host said of itself.
+    /// The host's own facts.
     pub(super) fn facts(&self, name: &HostName) -> Option<&HostFacts> {
         self.gathered.survey.get(name)?.as_ref().ok()
     }
@@ -72,7 +72,7 @@ impl Snapshot {
         self.host(name).is_none_or(|host| !host.is_read())
     }
 
-    /// Why a host said nothing.
+    /// Why a host has no facts.
     pub(super) fn why_silent(&self, name: &HostName) -> String {
         match self.gathered.survey.get(name) {
             Some(Err(error)) => chain(error),
@@ -137,7 +137,7 @@ impl Snapshot {
         self.gathered.map.as_ref()
     }
 
-    /// The move with this ID, or the only one whose ID begins so.
+    /// The move with this ID, or the only one with an ID that begins so.
     ///
     /// # Errors
     /// As for the commands, when there is no such move, several are meant, or a host that was
@@ -155,7 +155,7 @@ impl Snapshot {
         )
     }
 
-    /// What the journals say of one move, by shards.
+    /// The journals' entries of one move, by shards.
     pub(super) fn entries_of(&self, id: MoveId) -> Vec<&Entry> {
         let mut entries: Vec<&Entry> = self
             .gathered
@@ -167,7 +167,7 @@ impl Snapshot {
         entries
     }
 
-    /// What the journals say of one shard, the newest move first.
+    /// The journals' entries of one shard, the newest move first.
     pub(super) fn moves_of(&self, shard: ShardId) -> Vec<&Entry> {
         let mut entries: Vec<&Entry> = self
             .gathered

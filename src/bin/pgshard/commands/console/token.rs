@@ -1,4 +1,5 @@
-//! The token that everybody must show: as a bearer, or as the password that a browser asks for.
+//! The token that every request must show: as a bearer, or as the password that a browser prompts
+//! for.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -62,8 +63,8 @@ impl Token {
         }
     }
 
-    /// Whether this value of `Authorization` shows it. How long that takes says nothing about how
-    /// much of it is right.
+    /// Whether this value of `Authorization` shows it. How long that takes reveals nothing about
+    /// how much of it is right.
     pub(super) fn is_shown_by(&self, header: &[u8]) -> bool {
         let shown: [u8; 32] = Sha256::digest(header).into();
         self.headers

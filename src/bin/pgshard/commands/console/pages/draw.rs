@@ -3,8 +3,8 @@
 
 use maud::{Markup, html};
 
-/// How much of a whole, as a bar. The number stands beside it: the bar alone says nothing to a
-/// reader of texts.
+/// How much of a whole, as a bar. The number is next to it: the bar alone means nothing to a screen
+/// reader.
 pub(super) fn bar(part: f64, kind: &str) -> Markup {
     let width = if part.is_finite() {
         (part * 100.0).clamp(0.0, 100.0)

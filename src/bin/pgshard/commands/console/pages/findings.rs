@@ -1,4 +1,4 @@
-//! What `pgshard check` finds, with what `pgshard explain` says of it.
+//! The findings of `pgshard check`, each with the explanation of `pgshard explain`.
 
 use std::collections::BTreeMap;
 

@@ -111,7 +111,7 @@ fn percent(part: f64) -> String {
     format!("{:.1} %", part * 100.0)
 }
 
-/// What is left of the limit of the config. How large a disk is, no server says.
+/// What is left of the limit of the config. No server reports how large its disk is.
 fn room(config: &HostConfig, taken: u64) -> Markup {
     let Some(most) = config.limits.bytes_max else {
         return html! {};

@@ -1,8 +1,8 @@
 //! The pages. Each is made of parts, which are rendered again at each look, and of what stays as
 //! long as it is open.
 //!
-//! Invariant: everything that a server, a file or an address says goes through maud's escaping, and
-//! no page has a script, a style or a handler of its own.
+//! Invariant: everything that comes from a server, a file or an address is escaped by maud, and no
+//! page has a script, a style or a handler of its own.
 
 mod balance;
 mod draw;
@@ -187,7 +187,8 @@ pub(super) fn whole(page: &Page, uri: &Uri, view: &View) -> Markup {
     }
 }
 
-/// What a viewer of the page is shown anew, by its ID; the order of the page is under the key `""`.
+/// The parts of the page that may be sent to its viewer again, by their IDs; the order of the page
+/// is under the key `""`.
 pub(super) fn live_parts(page: Page, view: &View) -> BTreeMap<String, String> {
     let order: Vec<&str> = page.parts.iter().map(|part| part.id.as_str()).collect();
     let mut parts = BTreeMap::from([

@@ -124,7 +124,7 @@ fn table(entries: &[&Entry]) -> Markup {
     }
 }
 
-/// The steps whose milliseconds the journal has, of these names, and of others in `rest`.
+/// The steps of these names, and of others in `rest`, that have milliseconds in the journal.
 fn steps(entry: &Entry, names: &[&str]) -> Vec<(String, f64)> {
     let took = |name: &&str| {
         Some((

@@ -1,4 +1,4 @@
-//! What `pgshard rebalance --plan` would say, from what was seen.
+//! The output of `pgshard rebalance --plan`, from what was seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 

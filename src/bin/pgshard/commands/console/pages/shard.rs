@@ -1,5 +1,5 @@
-//! One shard: where it is, what its hosts say of it, its moves, its migrations, and what can be
-//! done with it.
+//! One shard: where it is, what its hosts have recorded of it, its moves, its migrations, and what
+//! can be done with it.
 
 use maud::{Markup, html};
 use pgshard::ShardId;

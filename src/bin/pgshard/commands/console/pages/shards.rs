@@ -19,8 +19,8 @@ use crate::failure::Failure;
 use crate::output::{counted, size};
 use crate::values;
 
-/// How many hosts have a colour of their own; past them they come again. The panel says which host
-/// it is.
+/// How many hosts have a colour of their own; past them the colours repeat. The panel shows which
+/// host it is.
 const COLOURS: usize = 8;
 
 pub(super) fn page(
@@ -169,7 +169,7 @@ fn answer(found: Result<ShardLocation, Failure>) -> Markup {
     }
 }
 
-/// What is known of shards beside where they are.
+/// What is known of shards in addition to where they are.
 struct Facts {
     weights: BTreeMap<ShardId, Weight>,
     worst: BTreeMap<ShardId, Severity>,
@@ -230,7 +230,7 @@ struct Grid<'a> {
     seen: &'a Snapshot,
     map: &'a ShardMap,
     shade: Shade,
-    /// Whether it is the map of today, about which the hosts can say something.
+    /// Whether it is the current map, for which the hosts have figures.
     is_now: bool,
     marked: Option<ShardId>,
     facts: Facts,
@@ -267,7 +267,7 @@ impl Grid<'_> {
         }
     }
 
-    /// The class of a cell, with its meaning; the script tells it of the cell under the mouse.
+    /// The class of a cell, with its meaning, which the script shows for the cell under the mouse.
     fn classes(&self) -> Vec<(&'static str, &'static str)> {
         let mut classes = match self.shade {
             Shade::Host => vec![],

@@ -7,7 +7,7 @@ use pgshard::schema::Severity;
 use super::super::snapshot::Snapshot;
 use crate::output::printable;
 
-/// A text of somebody else's: what would turn the direction of writing is shown as an escape, and
+/// A text from outside: characters that change the direction of writing are shown as escapes, and
 /// maud escapes the rest.
 pub(super) fn text(words: &str) -> Markup {
     html! { (printable(words)) }
@@ -34,7 +34,7 @@ pub(super) fn command(line: impl AsRef<str>) -> Markup {
     html! { code.command { (line.as_ref()) } }
 }
 
-/// A message whose commands, in backticks, are shown as such.
+/// A message that has its commands in backticks; they are shown as code.
 pub(super) fn advice(words: &str) -> Markup {
     let words = printable(words);
     let pieces: Vec<&str> = words.split('`').collect();
