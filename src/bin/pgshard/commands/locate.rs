@@ -21,10 +21,10 @@ use crate::output::{Format, Output};
 pub(crate) use many::{Lines, Wrong, run as run_many};
 pub(crate) use owner::owner;
 
-/// Who says where a shard is.
+/// Which source decides where a shard is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// The config's map; no host is asked.
+    /// The config's map; no host is queried.
     Map,
     /// The host that serves it.
     Hosts,

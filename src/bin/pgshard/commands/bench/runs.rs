@@ -16,7 +16,7 @@ use tokio_postgres::Statement;
 /// Why something could not be measured: an error of the connection or of the router.
 pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// What is asked.
+/// The statement that is measured.
 const SQL: &str = "SELECT 1";
 
 /// How often a connection is opened.
@@ -25,7 +25,7 @@ const CONNECTS: usize = 5;
 /// How long one of two ways is used before it is the other's turn.
 const TURN: Duration = Duration::from_millis(100);
 
-/// The most shards that are asked one after the other.
+/// The most shards that are queried one after the other.
 const FAN_OUT_MAX: usize = 1000;
 
 /// Statements on their way on a connection of the fan-out.
@@ -171,7 +171,8 @@ pub(super) async fn host(
     })
 }
 
-/// Asks these hosts' shards, one after the other by hand and all at once by the router.
+/// Queries these hosts' shards, one after the other by hand and all at the same time through the
+/// router.
 ///
 /// # Errors
 /// When a connection or a call fails.

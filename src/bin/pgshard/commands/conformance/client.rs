@@ -1,5 +1,5 @@
-//! The client under test: a process that is asked by a line of JSON on its stdin, and answers by
-//! one on its stdout.
+//! The client under test: a process that reads each request as a line of JSON from its stdin, and
+//! writes each answer as one to its stdout.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -19,7 +19,7 @@ const ANSWER_MAX: usize = 64 * 1024;
 pub(super) enum Fault {
     /// The client did what it may not do, or did not do what it must.
     Client(String),
-    /// The kit itself could not go on.
+    /// The kit itself failed.
     Kit(Failure),
 }
 
@@ -86,13 +86,13 @@ impl Client {
         })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     pub(super) async fn request(&mut self, ask: &Value) -> Played<Value> {
         self.send(ask).await?;
         self.receive().await
     }
 
-    /// Asks; [`Client::receive`] has the answer.
+    /// Sends a request; [`Client::receive`] has the answer.
     pub(super) async fn send(&mut self, ask: &Value) -> Played {
         let line = format!("{ask}\n");
         match self.stdin.write_all(line.as_bytes()).await {
@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// The answer to what was asked.
+    /// The answer to the last request.
     pub(super) async fn receive(&mut self) -> Played<Value> {
         let line = match tokio::time::timeout(self.patience, self.lines.next_line()).await {
             Err(_) => {

@@ -25,7 +25,7 @@ pub(super) struct Fence {
 }
 
 impl Fence {
-    /// Claims a shard of this host for a move to `target`, and puts the signpost beside it.
+    /// Claims a shard of this host for a move to `target`, and creates the signpost next to it.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.move for one statement; build_signpost only creates.
     pub(super) async fn prepare(

@@ -1,8 +1,8 @@
 //! `pgshard conformance serve`: a scripted cluster, on which a client in any language proves
-//! itself. docs/protocol.md says what it is asked, and how it answers.
+//! itself. docs/protocol.md describes the requests to the client, and its answers.
 //!
-//! The servers are real, and so is what stands in a client's way: the functions of the control
-//! schema make it. What a client has done is judged by the rows.
+//! The servers are real, and so are the obstacles that a client meets: the functions of the control
+//! schema create them. The rows show what a client has done.
 
 mod client;
 mod fence;
@@ -29,7 +29,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted};
 
-/// The shards that leave db1 before a client is asked anything. Its map still has them there.
+/// The shards that leave db1 before the client's first request. Its map still has them there.
 const MOVED: &str = "1-7";
 
 /// What is next to the shards on each host.

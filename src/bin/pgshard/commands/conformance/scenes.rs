@@ -1,4 +1,4 @@
-//! The scenes: what stands in a client's way, and what it must have done.
+//! The scenes: the obstacles that a client meets, and what it must have done.
 
 use std::time::Duration;
 
@@ -358,7 +358,7 @@ async fn waiting_at(gate: &Connection) -> Played<i32> {
     complain("the client's statement did not arrive within 30 s")
 }
 
-/// A transaction has done something beside the shard when the fence comes.
+/// A transaction has written something outside the shard when the fence comes.
 async fn transaction(stage: &Stage, client: &mut Client) -> Played {
     let mut fence = Fence::prepare(stage.host("db1").await?, 10, "db2").await?;
     let gate = shut_gate(stage).await?;
@@ -383,7 +383,7 @@ async fn transaction(stage: &Stage, client: &mut Client) -> Played {
     beside(&gate, "transaction").await
 }
 
-/// Complains unless a row beside the shards is there exactly once.
+/// Complains unless a row outside the shards is there exactly once.
 async fn beside(host: &Connection, word: &str) -> Played {
     let row = host
         .query_one(

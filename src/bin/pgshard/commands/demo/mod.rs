@@ -121,7 +121,7 @@ fn write_config(cluster: &Cluster, shards: ShardCount) -> Result<PathBuf, Failur
     Ok(path)
 }
 
-/// Creates everything that the config asks for. Gives how many shards that was, and how long it
+/// Creates everything that is in the config. Returns how many shards that was, and how long it
 /// took.
 pub(super) async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
     let started = Instant::now();

@@ -61,7 +61,7 @@ async fn one(path: &Path, shard: ShardId, target: &HostName) -> Result<f64, Fail
     pause_of(&done, shard)
 }
 
-/// The mover is killed by SIGKILL once its shard is fenced; another process goes on.
+/// The mover is killed by SIGKILL once its shard is fenced; another process resumes the move.
 async fn killed_and_resumed(
     path: &Path,
     shard: ShardId,

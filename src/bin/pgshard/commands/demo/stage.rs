@@ -1,4 +1,4 @@
-//! [`Stage`]: the lines that the demo prints while it goes on.
+//! [`Stage`]: the lines that the demo prints while it runs.
 
 use std::time::Instant;
 

@@ -9,7 +9,7 @@ use pgshard::Router;
 use pgshard::router::Error;
 use tokio::task::JoinHandle;
 
-/// A row whose insert was acknowledged.
+/// A row with an acknowledged insert.
 pub(super) struct AcknowledgedRow {
     pub(super) id: i64,
     pub(super) user: i64,

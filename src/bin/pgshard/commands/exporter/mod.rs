@@ -2,7 +2,7 @@
 //! Prometheus.
 //!
 //! Its only state is the last answer. However many scrapes come at the same time, the hosts are
-//! asked once for them, and no more often than the shortest time allows.
+//! queried once for them, and no more often than the shortest time allows.
 
 mod text;
 
@@ -54,7 +54,7 @@ pub(crate) async fn run(
     config: Option<&Path>,
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
-    // A mistake in the config is reported now, and again by each scrape if somebody adds one later.
+    // A mistake in the config is reported now, and again by each scrape if it is made later.
     let config = context::config(config)?;
     let listener = listen::bind(args.listen).await?;
     let (floor, bound) = (
@@ -130,7 +130,7 @@ async fn respond(request: &Request<Incoming>, shared: &ExporterState) -> Respons
 
 impl ExporterState {
     /// The answer to a scrape: the last one while it is recent, or else a new one for all clients
-    /// that ask meanwhile.
+    /// that wait for it.
     async fn scrape(&self) -> Bytes {
         let mut last = self.last.lock().await;
         if let Some((at, text)) = &last.answer

@@ -191,7 +191,7 @@ fn moves(page: &mut Page, gathered: &SurveyResult) {
         "histogram",
         "How long moves have closed shards, of all moves that the journals have.",
     );
-    // By source, whose journal has them: a host that does not answer takes its own series away, and
+    // By source, which has the journal: a host that does not answer takes its own series away, and
     // nothing from those of others, which would look like new pauses when it comes back.
     for (name, _) in gathered.hosts.iter().filter(|(_, host)| host.is_read()) {
         let own = gathered

@@ -198,7 +198,7 @@ async fn read_environment(host: &HostConfig) -> Result<DatabaseEnvironment, Fail
 }
 
 /// What to do about a host that is not connected to. Its password may be in none of the standard
-/// places, and a flag of this command says where it is.
+/// places, and a flag of this command names the file.
 fn to_connect(host: &HostConfig, error: &ConnectError) -> String {
     let remedy = error.remedy();
     match host.connect.password() {

@@ -60,7 +60,7 @@ const COLUMNS: [(&str, Align, Rank); 10] = [
     ("lag", Align::Left, Rank::Goes(3)),
 ];
 
-/// How every host is. All of them are asked at the same time.
+/// The state of every host. All of them are queried at the same time.
 pub(crate) async fn list(
     width: Width,
     config: Option<&Path>,
@@ -121,7 +121,7 @@ pub(crate) async fn list(
     Ok(exit)
 }
 
-/// Why a host did not say how it is.
+/// Why a host did not report its state.
 struct Silent {
     error: String,
     remedy: &'static str,
@@ -150,7 +150,7 @@ fn listed(answer: &Result<HostStatus, Silent>) -> ListedHost {
 }
 
 impl ListedHost {
-    /// A host that said how it is.
+    /// A host that reported its state.
     pub(in super::super) fn answered(facts: &HostStatus) -> ListedHost {
         ListedHost::Answered {
             version: version(facts.version),

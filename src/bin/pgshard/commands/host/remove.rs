@@ -51,7 +51,7 @@ pub(crate) async fn remove(
     {
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
-    // Somebody may have moved a shard there while the question was open.
+    // Another command may have moved a shard there while the question was open.
     unneeded(&config, &name, output).await?;
     // Before the config is written: a host that the others know and no config names is an alarm.
     let hosts: Vec<_> = config
@@ -84,7 +84,7 @@ pub(crate) async fn remove(
     Ok(Exit::Done)
 }
 
-/// What the host says, if nothing needs it.
+/// The host's facts, if nothing needs it.
 async fn unneeded(
     config: &Config,
     name: &HostName,
@@ -103,7 +103,7 @@ async fn unneeded(
     }
 }
 
-/// What the host says; `None` where it was never bootstrapped.
+/// The host's facts; `None` where it was never bootstrapped.
 async fn facts(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Failure> {
     let host = config
         .hosts
@@ -177,9 +177,9 @@ async fn owned(
     Ok(refusals)
 }
 
-/// Moves that cannot be ended without it: those whose old copies are kept on other hosts, for to
-/// drop them their target must be asked; and those from it whose way back another host keeps its
-/// log for.
+/// Moves that cannot be ended without it: those with old copies on other hosts, since dropping them
+/// needs a query of their target; and those from it that can still be rolled back, for which
+/// another host keeps its log.
 async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<String>, Failure> {
     let PartialAnswer {
         found: entries,
@@ -243,7 +243,7 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
     Ok(refusals)
 }
 
-/// What stays on its server when nobody asks it any more.
+/// What stays on its server when no pgshard command uses it any more.
 fn left_there(facts: &HostFacts) -> Vec<String> {
     let Some(control) = &facts.control else {
         return Vec::new();

@@ -79,7 +79,7 @@ pub(super) async fn text(urls: &[String], path: &Path) -> Result<String, Failure
     Ok(text)
 }
 
-/// What the hosts say, by the names that they have recorded.
+/// The facts of the hosts, by the names that they have recorded.
 async fn survey_hosts(urls: &[String]) -> Result<(Vec<HostSettings>, Survey), Failure> {
     let mut asked = Vec::new();
     let mut of_number = BTreeMap::new();

@@ -32,7 +32,7 @@ pub(crate) struct Listening {
     url: String,
 }
 
-/// Says where the command listens.
+/// Prints where the command listens.
 pub(super) fn print_address(url: String, output: &Output) {
     match output.format() {
         Format::Json => output.object(Listening { url }),
@@ -59,7 +59,7 @@ pub(super) fn http() -> http1::Builder {
 /// Listens on the address.
 ///
 /// # Errors
-/// When somebody else does.
+/// When another process already does.
 pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     TcpListener::bind(address).await.map_err(|error| {
         Failure::new(Exit::Failed, format!("cannot listen on {address}: {error}"))

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 /// How long a client may take nothing of what is sent to it.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// A stream whose writes fail once the client has taken nothing for [`STALL_MAX`].
+/// A stream that fails to write once the client has taken nothing for [`STALL_MAX`].
 pub(crate) struct Stalling {
     stream: TcpStream,
     /// Runs while a write waits.

@@ -48,7 +48,7 @@ pub(crate) async fn run(
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let output = output.clone();
-    // Reading has a thread of its own, so that Ctrl-C works while nobody types.
+    // Reading has a thread of its own, so that Ctrl-C works while it waits for input.
     tokio::task::spawn_blocking(move || match from.as_os_str() == "-" {
         true => every(io::stdin().lock(), lines, &config, &map, &output),
         false => {

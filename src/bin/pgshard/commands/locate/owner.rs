@@ -14,7 +14,8 @@ use crate::output::Output;
 /// What is shown while hosts are read that may not answer.
 const READING: &str = "reading the hosts";
 
-/// The host that says it serves the shard; the map only says which host to ask first.
+/// The host that serves the shard by its own row; the map only determines which host is queried
+/// first.
 ///
 /// # Errors
 /// With [`Exit::Refused`] where a host recorded another N, kind of keys, epoch or prefix than the
@@ -44,7 +45,7 @@ pub(crate) async fn owner(
         Some(Err(error)) => output.warning(format_args!("{}: {}", place.host, chain(error))),
         None => {}
     }
-    // The first one is not asked twice: it may be silent.
+    // The first one is not queried twice: it may be silent.
     let survey = output.waiting(READING, schema::survey(others)).await;
     context::of_this_cluster(config, &survey)?;
     let owners: Vec<Placement> = survey

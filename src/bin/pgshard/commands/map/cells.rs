@@ -10,7 +10,7 @@ use pgshard::map::{HostName, ShardMap};
 use super::super::measure::{ShardWeight, format_weight};
 use crate::args::By;
 
-/// How heavy a shard is beside the average one.
+/// How heavy a shard is compared with the average one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) enum Level {
     Nothing,
@@ -40,7 +40,7 @@ impl Level {
         }
     }
 
-    /// Told apart without colour: the fuller the heavier.
+    /// Distinguishable without colour: the fuller the heavier.
     fn character(self) -> char {
         match self {
             Level::Nothing => '·',
@@ -66,7 +66,7 @@ impl Level {
 /// One shard.
 pub(super) struct Cell {
     pub(super) shard: ShardId,
-    /// `None` where nobody was asked.
+    /// `None` where no host was queried.
     pub(super) level: Option<Level>,
     /// What it weighs, in words.
     pub(super) weight: Option<String>,
@@ -90,7 +90,7 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    /// The placement by the map; with weights, by what the hosts say.
+    /// The placement by the map; with weights, by the hosts' rows.
     pub(super) fn of(
         config: &Config,
         map: &ShardMap,

@@ -7,7 +7,7 @@ use super::cells::{Level, Panel, Picture};
 
 /// How wide the cells of a panel are together.
 const GRID: f64 = 320.0;
-/// Space around the grid of a panel; to its left stand the shards' numbers.
+/// Space around the grid of a panel; to its left are the shards' numbers.
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 16.0;
 const HEAD: f64 = 66.0;
@@ -18,7 +18,7 @@ const TITLE: f64 = 64.0;
 const LEGEND: f64 = 40.0;
 const ACROSS_MAX: usize = 4;
 
-/// The hosts' colours where no weights are shown: hues that everybody tells apart, side by side,
+/// The hosts' colours where no weights are shown: hues that everyone can distinguish side by side,
 /// colour-blind or not.
 const HOSTS: [&str; 8] = [
     "#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f",

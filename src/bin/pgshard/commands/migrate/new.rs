@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
-/// What a new file says.
+/// The text of a new file.
 const TEMPLATE: &str = "\
 -- Run once in every shard, in a transaction that pgshard begins and commits. {shard} is the name \
 of the shard's schema,
@@ -65,7 +65,7 @@ pub(crate) struct NewFile<'a> {
     file: &'a Path,
 }
 
-/// Writes the file of the next migration, and says its name.
+/// Writes the file of the next migration, and prints its name.
 pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let Some(folder) = &config.cluster.migrations else {

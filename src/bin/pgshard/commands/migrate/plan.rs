@@ -57,7 +57,7 @@ pub(crate) struct PlannedFile<'a> {
     sql: &'a str,
 }
 
-/// Says what `up` would do.
+/// Prints what `up` would do.
 pub(crate) async fn plan(
     target: &MigrateTarget,
     detail: Detail,
@@ -200,7 +200,7 @@ fn ends_rollbacks(plan: &Plan, survey: &Survey) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Says which moves cannot be taken back once the plan has run.
+/// Prints which moves cannot be rolled back once the plan has run.
 pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
     for (id, shards) in ends_rollbacks(plan, survey) {
         output.warning(format_args!(

@@ -56,8 +56,7 @@ pub(super) fn only(
         .into_iter()
         .collect();
     if shards.is_empty() {
-        // As from a variable that is not set: to do nothing, and say that all is well, would be
-        // wrong.
+        // As from a variable that is not set: to do nothing, and report success, would be wrong.
         return Err(Failure::usage("--only names no shards").hint("name them like 17 or 0-255,300"));
     }
     Ok(Some(shards))

@@ -53,7 +53,7 @@ pub(crate) async fn resolve(
     Ok(exit(&report))
 }
 
-/// Says what would be written.
+/// Prints what would be written.
 pub(crate) async fn plan_resolving(
     name: &str,
     resolution: Resolution,

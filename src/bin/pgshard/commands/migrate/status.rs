@@ -53,7 +53,7 @@ pub(crate) struct MigrationStatus {
     pub(in super::super) in_folder: bool,
 }
 
-/// Says which migrations which shards have, by the word of the hosts.
+/// Prints which migrations each shard has, as the hosts have recorded them.
 pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
@@ -184,8 +184,8 @@ impl Status {
     }
 }
 
-/// The shards that no host says it serves, except those that the map has on a host that does not
-/// answer.
+/// The shards that no host serves by its own row, except those that the map has on a host that does
+/// not answer.
 fn unserved(map: &ShardMap, survey: &Survey) -> Vec<ShardId> {
     let controls = survey
         .values()
