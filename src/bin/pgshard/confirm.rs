@@ -1,14 +1,14 @@
-//! Asks for confirmation before what cannot be undone.
+//! The prompt for confirmation before what cannot be undone.
 
 use std::io::{self, BufRead, IsTerminal};
 
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Whether to ask, by `--yes`.
+/// Whether to prompt, by `--yes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consent {
-    /// Ask on the terminal.
+    /// Prompt on the terminal.
     Ask,
     /// `--yes`: the answer is given.
     Given,

@@ -38,7 +38,7 @@ pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
         }
         error => Failure::usage(error),
     })?;
-    // A command asks a host several times, one after the other: whether it is the right server,
+    // A command queries a host several times, one after the other: whether it is the right server,
     // what it has, what it knows of moves.
     for host in config.hosts.values_mut() {
         host.connect = host.connect.clone().briefly_after_silence();
@@ -244,7 +244,7 @@ pub(crate) async fn survey_with_identities(
     (survey, identities.into_iter().collect())
 }
 
-/// Asks each host of the config, all at the same time.
+/// Queries each host of the config, all at the same time.
 async fn of_each<T>(
     config: &Config,
     output: &Output,

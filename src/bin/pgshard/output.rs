@@ -1126,7 +1126,7 @@ mod tests {
             limit: Some(at(5)),
             ..Remaining::default()
         };
-        // That one host has answered says nothing about the other.
+        // An answer of one host means nothing for the other.
         hosts.see(1, 2, at(1));
         assert_eq!(hosts.text(at(1)), " · 4 s left at most");
         assert_eq!(hosts.text(at(6)), "");

@@ -1,4 +1,4 @@
-//! One look at the cluster, for `pgshard exporter` and `pgshard console`: all hosts are asked at
+//! One look at the cluster, for `pgshard exporter` and `pgshard console`: all hosts are queried at
 //! the same time, each within the limit.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use pgshard::store::{MapStore, StoreError};
 use super::findings::{self, ConfirmedDoubts, Folder, Look, late};
 use crate::context;
 
-/// How much the hosts are asked.
+/// How much is read from the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Depth {
     /// What the metrics have.
@@ -44,7 +44,7 @@ pub(super) struct SurveyResult {
     /// The map that is kept, if it can be read.
     pub(super) map: Option<ShardMap>,
     pub(super) hosts: BTreeMap<HostName, Host>,
-    /// What the hosts say of their shards.
+    /// The hosts' facts about their shards.
     pub(super) survey: Survey,
     /// The files of the config's folder that can be used.
     pub(super) migrations: Migrations,
@@ -73,7 +73,7 @@ pub(super) struct Host {
     pub(super) state: Option<HostState>,
     /// When it was read last, if that succeeded.
     pub(super) seen_at: Option<Timestamp>,
-    /// How many shards it says that it serves.
+    /// How many shards it serves, by its own rows.
     pub(super) shards: Option<usize>,
     pub(super) load: Option<HostLoad>,
     pub(super) status: Option<HostStatus>,
@@ -95,7 +95,7 @@ impl Host {
     }
 }
 
-/// What hosts said of their clocks before, for those that need not say it again.
+/// The clocks that hosts reported before, for those that need not be queried again.
 pub(super) type Clocks = BTreeMap<HostName, ClockFacts>;
 
 /// What is kept from one look to the next.
@@ -231,7 +231,7 @@ fn no_map(error: &StoreError) -> Finding {
     }
 }
 
-/// What a host says of itself.
+/// A host's answer about itself.
 struct Answer {
     name: HostName,
     at: Timestamp,
@@ -240,8 +240,8 @@ struct Answer {
     entries: Vec<Entry>,
 }
 
-/// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host
-/// waits for it.
+/// Queries one host. If it takes longer than the limit, it counts as out of reach, and no other
+/// host waits for it.
 async fn read_host(request: &Request<'_>, host: &HostConfig) -> Answer {
     let Request {
         config,
@@ -275,7 +275,7 @@ async fn read_host(request: &Request<'_>, host: &HostConfig) -> Answer {
         if depth == Depth::Pages {
             found.status = schema::host_status(&session).await.ok();
             found.streams = schema::streams(&session).await.ok();
-            // It may wait for a lock of somebody else's, which says nothing about the host.
+            // It may wait for another session's lock, which means nothing about the host.
             let measured =
                 tokio::time::timeout(bound / 2, schema::measure(&session, Sizes::Estimated));
             found.measured = measured

@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-/// What is shown while hosts are asked that may not answer.
+/// Shown while hosts are queried that may not answer.
 const ASKING: &str = "asking the hosts";
 
 #[derive(JsonSchema, Serialize)]

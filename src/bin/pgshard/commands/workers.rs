@@ -17,7 +17,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-/// What is shown while the host is asked, which may not answer.
+/// Shown while the host is queried, which may not answer.
 const ASKING: &str = "asking the host";
 
 #[derive(JsonSchema, Serialize)]

@@ -30,7 +30,7 @@ pub(crate) struct StopReport {
     at_work: Vec<String>,
 }
 
-/// Asks a move's mover to stop.
+/// Requests that a move's mover stops.
 pub(crate) async fn stop(
     id: Option<&str>,
     patience: Duration,
@@ -99,8 +99,8 @@ pub(crate) async fn stop(
     })
 }
 
-/// Asks a move's movers, and waits until none is at work any more, or until patience is over. Gives
-/// who was at work, and who still is.
+/// Sends the request to a move's movers, and waits until none is at work any more, or until
+/// patience is over. Returns who was at work, and who still is.
 pub(super) async fn first(
     mover: &Mover,
     id: MoveId,

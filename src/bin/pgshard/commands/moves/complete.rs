@@ -20,11 +20,11 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Output, counted};
 
-/// How many moves are completed at a time. The mover limits what each host is asked for.
+/// How many moves are completed at a time. The mover limits the load on each host.
 const MOVES_MAX: usize = 8;
 
 /// Drops the old copies of all moves that have any. A move that cannot be completed now is named,
-/// and the others go on.
+/// and the others continue.
 pub(crate) async fn complete_all(
     consent: Consent,
     options: Options,
@@ -106,9 +106,9 @@ pub(crate) async fn complete_all(
     })
 }
 
-/// What became of one move, and how long it took; `None` if the mover was told to stop before.
+/// The outcome of one move, and how long it took; `None` if the mover was stopped before.
 async fn complete(mover: &Mover, id: MoveId) -> Option<(Result<Report, Error>, Duration)> {
-    // Not left to the mover: it asks the hosts first, and one of them may not answer.
+    // Not left to the mover: it queries the hosts first, and one of them may not answer.
     if mover.is_stopped() {
         return None;
     }

@@ -19,9 +19,9 @@ use crate::output::{Align, Format, Output, counted, seconds};
 /// What to do with a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
-    /// Go on.
+    /// Continue.
     Resume,
-    /// Undo. A live mover is asked to do it.
+    /// Undo. A live mover is requested to do it.
     Abort {
         /// How long to wait for that mover.
         patience: Duration,
@@ -34,11 +34,11 @@ pub(crate) enum Verb {
     Complete,
 }
 
-/// What to do about a shard whose audit has found a difference.
+/// What to do about a shard if its audit has found a difference.
 pub(crate) const DIFFERS: &str = "its old copy is right, and so is what was written since: see \
     docs/differs.md, \"A move that differs\"";
 
-/// Says how a move ended, or what `verb` has made of it, and gives the exit code.
+/// Prints how a move ended, or what `verb` has done with it, and returns the exit code.
 pub(crate) fn print_end(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Exit {
     show(report, elapsed, output);
     tell_audits(report, output);
@@ -76,8 +76,8 @@ pub(crate) fn print_end(verb: Verb, report: &Report, elapsed: Duration, output: 
     exit(verb, report)
 }
 
-/// Says what shards failed with and what to do, those with the same cause and remedy together: a
-/// host that dies takes the same from many.
+/// Prints what shards failed with and what to do, those with the same cause and remedy together: a
+/// host that dies fails many of them in the same way.
 pub(crate) fn tell_by_cause(
     failed: impl IntoIterator<Item = (ShardId, String, String)>,
     output: &Output,
@@ -106,8 +106,8 @@ pub(crate) fn tell_by_cause(
     }
 }
 
-/// An error's words without the shard at their beginning, which is said before them. That a shard
-/// of a group stays where it is says nothing: what the group failed with comes after it.
+/// An error's text without the shard at its beginning, which is printed before it. That a shard of
+/// a group stays where it is adds nothing: the error of the group comes after it.
 fn without_shard(words: &str, shard: ShardId) -> String {
     let mut rest = words;
     let group = format!("shard {shard} is left where it is: ");
@@ -207,7 +207,7 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
     }
 }
 
-/// The audits that did not say that all is well.
+/// Reports the audits that found a difference, and the moves that were not audited.
 fn tell_audits(report: &Report, output: &Output) {
     for done in report.done.iter().filter(|done| done.phase == Phase::Kept) {
         let (shard, audit, id) = (done.shard, &done.audit, report.id);
@@ -243,7 +243,7 @@ fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
             report.id
         ));
     }
-    // A move that was blocking, or whose shards another move has taken, has no rollback.
+    // No rollback for a move that was blocking, or if another move has taken its shards.
     if verb != Verb::Complete && report.done.iter().any(|done| done.can_be_taken_back) {
         output.hint(format_args!(
             "or go back with `pgshard moves rollback {}`; `pgshard moves feed` keeps that quick",
@@ -563,7 +563,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::NoRollback { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
             // A host that goes away in the middle of a move leaves something to resume; one that
-            // could not be asked before it does not.
+            // could not be reached before it does not.
             Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,
             code => code,
         },

@@ -16,7 +16,7 @@ use crate::output::Output;
 pub(super) enum Fits {
     /// Those that have not ended.
     Open,
-    /// Those whose old copies are kept.
+    /// Those with kept old copies.
     Kept,
     /// The same, for `moves complete`, which has a flag for all of them.
     Completed,
@@ -112,7 +112,8 @@ pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<
     }
 }
 
-/// The move with this ID, or the only one whose ID begins with it, whether it has ended or not.
+/// The move with this ID, or the only one with an ID that begins with it, whether it has ended or
+/// not.
 ///
 /// # Errors
 /// As [`find`].
@@ -130,8 +131,8 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
     only(&prefix, &entries)
 }
 
-/// The same among entries that were read, where these hosts were silent, for the reason beside
-/// them.
+/// The same among entries that were read, where these hosts were silent, each for the reason given
+/// with it.
 ///
 /// # Errors
 /// As [`find`].
@@ -161,7 +162,7 @@ fn beginning(text: &str) -> Result<String, Failure> {
     Ok(prefix)
 }
 
-/// The only move whose ID begins so.
+/// The only move with an ID that begins so.
 fn only(prefix: &str, entries: &[Entry]) -> Result<MoveId, Failure> {
     let ids: BTreeSet<MoveId> = entries
         .iter()
@@ -207,7 +208,7 @@ fn one_of(ids: &[MoveId]) -> String {
     format!("name one of {}{more}", newest.join(", "))
 }
 
-/// What to do about a host that has recorded something else than the config says.
+/// What to do about a host that has recorded something other than what is in the config.
 pub(in super::super) const CORRECT_THE_CONFIG: &str =
     "correct the config: `pgshard check` names what differs from what the host has recorded";
 

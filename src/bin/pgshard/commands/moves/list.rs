@@ -185,7 +185,7 @@ pub(crate) async fn show(
     Ok(unread(&silent, output))
 }
 
-/// How many characters of these IDs tell them apart. Moves that began within a minute have the
+/// How many characters of these IDs distinguish them. Moves that began within a minute have the
 /// first eight in common.
 fn digits(ids: &[&str]) -> usize {
     let common = |(one, other): (&&str, &&str)| {
@@ -307,7 +307,7 @@ pub(crate) struct MoveListing {
     pub(in super::super) back_wal_kept: Option<u64>,
 }
 
-/// How a move that is told to wait is described.
+/// How a move is described that an operator has held or paused.
 fn stands(desired: &str) -> &'static str {
     if desired == "pause" {
         "paused"

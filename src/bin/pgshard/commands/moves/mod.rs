@@ -236,9 +236,8 @@ pub(crate) async fn gc(
     })
 }
 
-/// Runs a mover's work. Ctrl-C or SIGTERM asks it to stop, which it does in order. It is not cut
-/// off, however often it is asked: a shard that is fenced just then would be closed until its
-/// deadline.
+/// Runs a mover's work. Ctrl-C or SIGTERM makes it stop in order. It is not cut off, however often
+/// the signal comes: a shard that is fenced just then would be closed until its deadline.
 pub(crate) async fn until_done<T>(
     mover: &Mover,
     output: &Output,
@@ -256,8 +255,9 @@ pub(crate) async fn until_done<T>(
     }
 }
 
-/// Runs a mover's work that may be cut off anywhere. Ctrl-C or SIGTERM asks it to stop in order; a
-/// second one ends it at once, for whoever does not want to wait for a host. Then it gives `None`.
+/// Runs a mover's work that may be cut off anywhere. Ctrl-C or SIGTERM makes it stop in order; a
+/// second one ends it immediately, for an operator who does not want to wait for a host. Then it
+/// returns `None`.
 async fn until_done_or_cut_off<T>(
     mover: &Mover,
     output: &Output,

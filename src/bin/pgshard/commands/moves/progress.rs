@@ -1,4 +1,4 @@
-//! `pgshard moves watch`: how far a move is, until it has ended; and the same table beside a
+//! `pgshard moves watch`: how far a move is, until it has ended; and the same table during a
 //! mover's own work.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,7 +31,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How many looks a rate is measured over.
 const LOOKS: usize = 30;
 
-/// Shows a move until it has ended, or nobody works on it any more.
+/// Shows a move until it has ended, or no mover works on it any more.
 pub(crate) async fn watch(
     id: Option<&str>,
     config: Option<&Path>,
@@ -56,7 +56,7 @@ pub(crate) async fn watch(
             None => told.tell(&progress, rate, output)?,
         }
         let end = end(&progress);
-        // Seen twice, because for a moment between two shards of a blocking move nobody may hold
+        // Seen twice, because for a moment between two shards of a blocking move no mover may hold
         // any.
         if let (Some(exit), true) = (end, end == ended_before) {
             if let Some(board) = &board {
@@ -76,7 +76,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Takes the table away, and says that nothing else has ended.
+/// Takes the table away, and notes that the move itself continues.
 fn unwatched(id: MoveId, board: Option<&ProgressBar>, output: &Output) -> Exit {
     if let Some(board) = board {
         board.finish_and_clear();
@@ -85,7 +85,7 @@ fn unwatched(id: MoveId, board: Option<&ProgressBar>, output: &Output) -> Exit {
     Exit::Interrupted
 }
 
-/// Does a mover's work, with the table beside it on a terminal once the move has its ID.
+/// Does a mover's work, and shows the table on a terminal once the move has its ID.
 pub(crate) async fn shown<T>(
     mover: &Mover,
     id: impl Fn() -> Option<MoveId>,
@@ -117,7 +117,7 @@ async fn show(mover: &Mover, id: impl Fn() -> Option<MoveId>, board: &ProgressBa
     }
 }
 
-/// How a move that was looked at has ended; `None` while somebody works on it.
+/// How a move that was looked at has ended; `None` while a mover works on it.
 fn end(progress: &Progress) -> Option<Exit> {
     let phases = || progress.shards.iter().map(|shard| shard.entry.phase);
     if phases().all(Phase::is_ended) {
@@ -330,7 +330,7 @@ fn bytes(shard: &ShardProgress) -> Option<u64> {
     written.or((shard.chunks.all > 0).then_some(shard.chunks.bytes))
 }
 
-/// What else there is to say of a shard.
+/// Further remarks about a shard.
 pub(in super::super) fn remarks(shard: &ShardProgress) -> Vec<String> {
     let entry = &shard.entry;
     let mut remarks = Vec::new();
@@ -398,7 +398,7 @@ pub(in super::super) fn reverse(progress: &StreamProgress) -> String {
     )
 }
 
-/// What was last said of each shard and stream, so that only news is said.
+/// What was last printed for each shard and stream, so that only changes are printed.
 #[derive(Default)]
 struct LastReported {
     shards: BTreeMap<ShardId, String>,
@@ -632,8 +632,8 @@ mod tests {
         assert!(last.flatten().is_some_and(|rate| rate.per_second == 0.0));
     }
 
-    /// A shard of large chunks says little of one of small chunks, and nothing of one whose tables
-    /// were not measured yet.
+    /// A shard of large chunks is a poor measure for one of small chunks, and none for one with
+    /// tables that were not measured yet.
     #[test]
     fn what_is_missing_is_counted_by_shard() {
         let (large, small, none) = (chunks(10, 5, 500), chunks(10, 5, 50), chunks(2, 0, 0));

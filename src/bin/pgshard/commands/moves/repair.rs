@@ -64,7 +64,7 @@ pub(crate) struct ShownWay<'a> {
     at_risk: &'a [String],
 }
 
-/// Says what is known of a shard, and does what is sure.
+/// Prints what is known of a shard, and makes the repairs that are certain.
 pub(crate) async fn repair(
     args: MovesRepair,
     config: Option<&Path>,
@@ -146,7 +146,7 @@ fn not_gone(answering: &AnsweringHost) -> Failure {
     ))
 }
 
-/// Refuses to go on where two servers take the writes of one host: each would tell something else.
+/// Refuses to continue where two servers take the writes of one host: their answers would differ.
 /// From here on connections refuse a server that is not the host, which then counts as a host that
 /// does not answer.
 async fn one_primary_each(config: &Config, fenced: &BTreeSet<HostName>) -> Result<(), Failure> {

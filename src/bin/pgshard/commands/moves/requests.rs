@@ -22,7 +22,7 @@ pub(crate) struct RequestReport {
     desired: &'static str,
 }
 
-/// Says what is wanted of a move.
+/// Sets the desired state of a move.
 pub(crate) async fn set_desired_state(
     desired: DesiredState,
     id: Option<&str>,

@@ -1,8 +1,8 @@
 //! Runs a plan wave by wave, with one request to the mover for each group.
 //!
 //! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is
-//! planned again around it. Anything worse ends the run after its wave; the next run asks the hosts
-//! again.
+//! planned again around it. Anything worse ends the run after its wave; the next run queries the
+//! hosts again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -41,14 +41,14 @@ pub(super) struct Run<'a> {
     moved: BTreeSet<ShardId>,
     /// Shards of moves that were open before.
     finished: BTreeSet<ShardId>,
-    /// Shards that somebody else has already moved to their target.
+    /// Shards that another mover has already moved to their target.
     there: BTreeSet<ShardId>,
-    /// Shards that somebody else works on, and who it is: a clause that follows them.
+    /// Shards that another mover works on, and which one: a clause that follows them.
     left_alone: BTreeMap<ShardId, String>,
     bytes: u64,
     waves: usize,
     longest_pause: Duration,
-    /// The moves whose old copies are kept.
+    /// The moves with kept old copies.
     kept: Vec<MoveId>,
     moves: Vec<MoveId>,
     failed: Vec<UnmovedShard>,
@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
         self.failed.iter().map(|failed| failed.shard).collect()
     }
 
-    /// Takes the shards that somebody else works on, with who it is.
+    /// Takes the shards that another mover works on, with which one it is.
     pub(super) fn left_alone(&mut self) -> BTreeMap<ShardId, String> {
         std::mem::take(&mut self.left_alone)
     }
@@ -122,7 +122,7 @@ impl<'a> Run<'a> {
                     self.finished.extend(done);
                     self.take(&report, busy.is_empty()).await;
                 }
-                // Somebody else has finished or aborted it meanwhile.
+                // Another command has finished or aborted it during that time.
                 Err(Error::NoSuchMove { .. }) => {}
                 Err(error) => self
                     .output
@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Moves all that the problem's plan says, wave by wave.
+    /// Makes all moves of the problem's plan, wave by wave.
     ///
     /// # Errors
     /// When the problem contradicts itself, which it did not when it was planned before.
@@ -275,8 +275,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes in how a move ended; drops its old copies if that was asked for and nobody else is at
-    /// work on it.
+    /// Takes in how a move ended; drops its old copies if that was requested and no other mover is
+    /// at work on it.
     async fn take(&mut self, report: &Report, alone: bool) {
         self.moves.push(report.id);
         for done in &report.done {
@@ -445,7 +445,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Whether a run has told all that it had to do.
+/// Whether a run has reported everything that it had to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReportState {
     Whole,

@@ -1,7 +1,8 @@
-//! `pgshard rebalance` and `pgshard drain`: measure, plan, show, ask, move in waves.
+//! `pgshard rebalance` and `pgshard drain`: measure, plan, show, confirm, move in waves.
 //!
 //! Only the hosts remember anything from one run to the next. After an interrupt the same command
-//! goes on: it finishes the moves that are open, and plans the rest from what the hosts have then.
+//! continues: it finishes the moves that are open, and plans the rest from what the hosts have
+//! then.
 
 mod events;
 mod execute;
@@ -143,7 +144,7 @@ async fn go(
             }
             until_done(&mover, output, run.resume(ids, &stuck)).await?;
             stuck = run.failed_shards();
-            // Somebody else may have resumed them first.
+            // Another command may have resumed them first.
             busy.extend(run.left_alone());
         }
     }
@@ -172,8 +173,8 @@ struct Rest<'a> {
 }
 
 impl Rest<'_> {
-    /// Plans, asks and moves. The shards that are stuck, and those that others are at work on, stay
-    /// where they are.
+    /// Plans, confirms and moves. The shards that are stuck, and those that others are at work on,
+    /// stay where they are.
     async fn run(
         self,
         run: &mut Run<'_>,
@@ -246,7 +247,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// What is open on any host: moves of an earlier run, or of somebody else.
+/// The open moves on all hosts, of an earlier run or of another command.
 async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
     let PartialAnswer {
         found: entries,
@@ -266,8 +267,8 @@ async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
         .collect())
 }
 
-/// The moves that somebody has held or paused, and the others: whoever resumes one of the former
-/// waits until somebody else has it go on.
+/// The moves that an operator has held or paused, and the others: a command that resumes one of the
+/// former waits until another command continues it.
 fn those_that_stand(open: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
     let stands =
         |entry: &&Entry| entry.desired != DesiredState::Run && entry.phase < Phase::Decided;
@@ -276,8 +277,8 @@ fn those_that_stand(open: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
         .partition(|entry| standing.contains(&entry.id))
 }
 
-/// Says which shards are left alone: others are at work on them, or have held or paused their
-/// moves. Gives why, and what to do, as a clause that follows the shards.
+/// Notes which shards are left alone: others are at work on them, or have held or paused their
+/// moves. Returns why, and what to do, as a clause that follows the shards.
 fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardId, String> {
     let moving = |entry: &Entry| {
         let worker = entry
@@ -327,7 +328,7 @@ fn by_who<'a>(
     by_who
 }
 
-/// The planner's problem, from the config and what the hosts say.
+/// The planner's problem, from the config and the hosts' rows and measures.
 pub(super) fn problem(
     config: &Config,
     weighed: &BTreeMap<ShardId, ShardWeight>,

@@ -60,8 +60,8 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
         output.object(json(plan, by, waves));
         return;
     }
-    // The hosts' table is data in both cases. The moves are data only when a plan was asked for,
-    // else the question needs no more than their sums.
+    // The hosts' table is data in both cases. The moves are data only when a plan was requested;
+    // otherwise the prompt needs no more than their sums.
     if in_full || !plan.moves.is_empty() {
         hosts(plan, by, output);
     }

@@ -1,5 +1,5 @@
-//! A query whose columns are known, wrapped so that the server gives JSON or text whatever their
-//! types are.
+//! A query with known columns, wrapped so that the server returns JSON or text whatever their types
+//! are.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +26,7 @@ pub(super) struct Shape {
 enum ResultFormat {
     /// The query is within another.
     Yes,
-    /// The query is an EXPLAIN, which can stand in no other: lines of text.
+    /// The query is an EXPLAIN, which cannot be part of another query: lines of text.
     No,
 }
 
@@ -144,9 +144,9 @@ impl Shape {
         Ok(())
     }
 
-    /// The sums over all shards of what aggregates have counted or added up on each; nothing where
-    /// there are none, or where a shard has several rows. Of other numbers the sum would tell
-    /// nothing.
+    /// The sums over all shards of the counts and sums that aggregates returned on each; nothing
+    /// where there are none, or where a shard has several rows. The sum of other numbers would be
+    /// meaningless.
     pub(super) fn totals(&self, table: &[(ShardId, Vec<Row>)]) -> String {
         if table.len() < 2 || table.iter().any(|(_, rows)| rows.len() != 1) {
             return String::new();
@@ -244,7 +244,7 @@ fn is_int8(column_type: &Type) -> Option<Int8> {
     }
 }
 
-/// Whether rows are in it, whose bigints the server writes as numbers.
+/// Whether rows are in it; the server writes their bigints as numbers.
 fn has_rows(column_type: &Type) -> bool {
     match column_type.kind() {
         Kind::Composite(_) => true,
@@ -253,7 +253,7 @@ fn has_rows(column_type: &Type) -> bool {
     }
 }
 
-/// Whether it is a row of which nobody says what its fields are.
+/// Whether it is a row with fields of unknown types.
 fn is_untyped(column_type: &Type) -> bool {
     [Type::RECORD, Type::RECORD_ARRAY].contains(column_type)
 }
@@ -276,7 +276,7 @@ fn json(rows: &[Row], types: &[Type]) -> Result<Box<RawValue>, Failure> {
     Ok(RawValue::from_string(format!("[{}]", rows.join(",")))?)
 }
 
-/// A line end inside a string is written as \n, so the real ones stand only between values.
+/// A line end inside a string is written as \n, so the real ones are only between values.
 fn one_line(json: &str) -> String {
     json.replace(['\n', '\r'], "")
 }
