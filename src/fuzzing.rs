@@ -53,7 +53,7 @@ fn text(data: &[u8]) -> Option<&str> {
     std::str::from_utf8(data).ok()
 }
 
-/// A config is read, or there is a mistake to show. Its map is what it says when it is printed.
+/// A config is read, or there is a mistake to show. The ranges that its map prints can be read.
 pub fn config(data: &[u8]) {
     let Some(text) = text(data) else { return };
     match Config::parse_at(text, Path::new("pgshard.toml"), Timestamp::UNIX_EPOCH) {
@@ -131,8 +131,8 @@ pub fn connection_string(data: &[u8]) {
         }
         Err(error) => error.to_string(),
     };
-    // Where a key has a word that it cannot have, the message repeats that; no password stands
-    // there.
+    // Where a key has a word that it cannot have, the message repeats that; there is no password in
+    // that place.
     let after = text.split(SECRET).next().unwrap_or_default();
     if after.ends_with("password=") || after.ends_with(':') {
         assert!(!shown.contains(SECRET), "{shown}");

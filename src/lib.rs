@@ -197,7 +197,8 @@ pub use shard::NoSuchShard;
 pub use shard::{
     Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId,
 };
-/// The driver, whose rows, types and errors calls take and give: the version that this crate uses.
+/// The driver; calls take and return its rows, types and errors. This is the version that the crate
+/// uses.
 pub use tokio_postgres;
 
 /// The Rust of the page about the library is compiled with the documentation's other examples.

@@ -55,7 +55,7 @@ pub struct Config {
     pub router: RouterConfig,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
-    /// The tables whose key columns are configured, by name.
+    /// The tables with configured key columns, by name.
     pub tables: BTreeMap<String, TableConfig>,
     /// The look-ups, by name.
     pub lookups: BTreeMap<String, Definition>,

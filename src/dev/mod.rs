@@ -1,7 +1,7 @@
 //! Throwaway PostgreSQL servers on this machine: for the tests, for `pgshard demo`, and, outliving
 //! the command, for `pgshard dev up`.
 //!
-//! - [`Cluster`]: as many servers as asked, each with its own data directory, its own port on
+//! - [`Cluster`]: any number of servers, each with its own data directory, its own port on
 //!   127.0.0.1 and a unix socket. They stop and vanish when the value is dropped and when the
 //!   process that holds it ends, however it ends.
 //! - [`up`], [`down`], [`status`]: servers that stay, below a directory, with a ready

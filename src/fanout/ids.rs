@@ -21,7 +21,7 @@ impl Router {
     /// The rows of these IDs, wherever they are. One statement reads all IDs of a shard, and many
     /// statements are on their way at a time.
     ///
-    /// - An ID that is given twice is asked for once.
+    /// - An ID that is given twice is read once.
     /// - An ID that no row has gives no row.
     /// - An ID that names a shard the cluster does not have fails with [`Error::NoSuchId`], as its
     ///   own shard's failure; the others are not held up.

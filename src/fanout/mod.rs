@@ -7,7 +7,7 @@
 //! never more than half of the pool.
 //!
 //! Invariant: a shard's failure is that shard's result and ends nothing else ([`Partial`] has what
-//! succeeded, and names the rest). Every shard asked for gives exactly one result.
+//! succeeded, and names the rest). Every requested shard gives exactly one result.
 
 mod batch;
 mod gather;

@@ -19,8 +19,8 @@ const _: () = assert!(MS_BITS + SHARD_BITS + SEQ_BITS == 64);
 ///
 /// `id = (ms << 23) | (shard << 10) | seq` ("Sharding & IDs at Instagram", 2012). IDs order by time
 /// first. The whole 64 bits are used: from 2^40 ms (34.8 years) after the epoch on, the `bigint` is
-/// negative, and still decodes. Every 64-bit value is an ID; whether its shard exists in a cluster
-/// is for [`ShardCount::contains`] to say.
+/// negative, and still decodes. Every 64-bit value is an ID; [`ShardCount::contains`] checks
+/// whether its shard exists in a cluster.
 ///
 /// [`ShardCount::contains`]: crate::ShardCount::contains
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

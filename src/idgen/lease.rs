@@ -207,8 +207,8 @@ pub trait LeaseStore: Send + Sync + 'static {
         term: Term,
     ) -> impl Future<Output = Result<Option<Grant>, Error>> + Send;
 
-    /// Releases a number whose holder makes no more IDs, and made none past this Unix millisecond.
-    /// Does nothing if another holder has it by now.
+    /// Releases a number after its holder has stopped making IDs, and made none past this Unix
+    /// millisecond. Does nothing if another holder has it by now.
     ///
     /// # Errors
     /// When the store is out of reach.
@@ -318,9 +318,9 @@ impl WorkerLeases {
         row.try_get(0).map_err(|source| failure(doing, source))
     }
 
-    /// Releases a number whose holder is gone, before its lease ends. Returns whether it was held.
-    /// If the holder still runs, it continues until its lease ends, and the next holder begins
-    /// after that. This is for leases of hours; leases of seconds end soon enough.
+    /// Releases a number before its lease ends, after its holder has died. Returns whether it was
+    /// held. If the holder still runs, it continues until its lease ends, and the next holder
+    /// begins after that. This is for leases of hours; leases of seconds end soon enough.
     ///
     /// # Errors
     /// When the database is out of reach, does not answer in time, or lacks the schema.

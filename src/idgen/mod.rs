@@ -1,7 +1,7 @@
-//! IDs that do not come from a shard: for a row that has no shard yet (a user, whose ID picks the
-//! shard), and for things outside a database (log events, file names). Each kind is an [`IdSource`]
-//! in a file of its own, with its layout; [`Scheme`] decodes their IDs. `docs/ids.md` compares
-//! them.
+//! IDs that do not come from a shard: for a row that has no shard yet (a user: the ID determines
+//! the shard), and for things outside a database (log events, file names). Each kind is an
+//! [`IdSource`] in a file of its own, with its layout; [`Scheme`] decodes their IDs. `docs/ids.md`
+//! compares them.
 //!
 //! Invariant: a source that promises unique IDs returns an error with the reason before it gives
 //! one twice.

@@ -85,7 +85,7 @@ impl Scheme {
         }
     }
 
-    /// Decodes an ID. The epoch is for `Shard`, whose time is not known without it, and for
+    /// Decodes an ID. The epoch is for `Shard`, which has no known time without it, and for
     /// `Snowflake`, where the default is that of the first snowflakes
     /// ([`snowflake::TWITTER_EPOCH_MS`]). Numbers may be signed or unsigned.
     ///

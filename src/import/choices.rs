@@ -59,8 +59,8 @@ pub struct Choices {
     pub stays: Vec<TableName>,
     /// Tables that each host gets.
     pub references: Vec<TableName>,
-    /// The column that says to which key the rows of a table belong: it has the key, or refers to a
-    /// row that has it.
+    /// The column that determines to which key the rows of a table belong: it has the key, or
+    /// refers to a row that has it.
     pub by: Vec<KeyName>,
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn decide(database: &Database) -> Decisions {
     decisions
 }
 
-/// What refers to a row that belongs to a key, and nothing says to which, is no better.
+/// A table that refers to a row that belongs to an unknown key is no better.
 fn behind(database: &Database, decisions: &mut Decisions) {
     loop {
         let is_lost = |table: &u32| {
@@ -177,7 +177,7 @@ fn key_column(database: &Database, table: u32) -> Option<(Cost, KeyColumn)> {
         {
             continue;
         }
-        // Several constraints may say the same.
+        // Several constraints may be the same.
         if found.iter().any(|(_, known, _)| known == column) {
             continue;
         }
@@ -397,7 +397,7 @@ mod tests {
         .unwrap()
     }
 
-    /// A table with a column 1 for its ID, and as many others as are asked for.
+    /// A table with a column 1 for its ID, and as many others as the test needs.
     fn table(oid: u32, nullable: &[bool]) -> Table {
         let mut columns = vec![json!({"number": 1, "name": "id", "type": "bigint",
             "not_null": true, "identity": true, "default": null})];

@@ -1,9 +1,8 @@
 //! Bringing the tables of one database into shards. So far this only finds out whether it can be
 //! done: [`assess`] reads a database and judges it.
 //!
-//! `read` and `sample` make `facts`, `decide` says what becomes of each table, and
-//! `judge` what stands in the way; both are pure. `statements` reads what the application
-//! sends.
+//! `read` and `sample` make `facts`, `decide` determines what becomes of each table, and `judge`
+//! finds the obstacles; both are pure. `statements` reads what the application sends.
 //!
 //! Invariant: nothing is written. The session is read-only, waits for a lock for a second at most,
 //! and reads bounded samples of rows.
@@ -90,7 +89,7 @@ pub fn assess<'a>(
         let connection = read::open(connect).await?;
         let client = connection.client();
         let mut database = read::database(client, &request.key, &request.choices).await?;
-        // The stream comes from the primary: a standby's answer says nothing about it.
+        // The stream comes from the primary: a standby's answer means nothing for it.
         if !database.server.standby {
             let replication = connect.replicate("pgshard import assess").await;
             database.server.replication = replication

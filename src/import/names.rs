@@ -154,13 +154,14 @@ fn single_keys(database: &Database) -> HashMap<u32, i16> {
     database.uniques.iter().filter_map(single).collect()
 }
 
-/// What a column's name says about the table that it refers to: `user` of `user_id` and `userId`.
+/// What the name of a column implies about the table that it refers to: `user` of `user_id` and
+/// `userId`.
 fn stem(column: &str) -> Option<String> {
     let stem = column.strip_suffix("_id").or(column.strip_suffix("Id"))?;
     (!stem.is_empty()).then(|| stem.to_owned())
 }
 
-/// The names that a table may have whose rows are called so.
+/// The names that a table may have if one of its rows is called so.
 fn plurals(stem: &str) -> Vec<String> {
     let mut names = vec![stem.to_owned(), format!("{stem}s"), format!("{stem}es")];
     names.extend(stem.strip_suffix('y').map(|stem| format!("{stem}ies")));

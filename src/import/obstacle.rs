@@ -1,4 +1,4 @@
-//! What stands in the way of an import, each kind with a name that does not change.
+//! The obstacles to an import, each kind with a name that does not change.
 
 use schemars::JsonSchema;
 use serde::Serialize;

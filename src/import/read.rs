@@ -27,8 +27,8 @@ const SETTINGS: &str = "SET default_transaction_read_only = on; SET lock_timeout
 /// How long a statement may read catalogs.
 pub(super) const STATEMENT_TIMEOUT: &str = "SET statement_timeout = '60s'";
 
-/// Ends our own statements, so that `pg_stat_statements` shows whose they are. What comes before a
-/// statement is not kept by all versions.
+/// Ends our own statements, so that they can be recognized in `pg_stat_statements`. What comes
+/// before a statement is not kept by all versions.
 pub(super) const MARK: &str = " /* pgshard import assess */";
 
 /// Opens the session.
@@ -51,7 +51,7 @@ pub(super) async fn open(connect: &ConnectOptions) -> Result<Connection, Error> 
     Ok(connection)
 }
 
-/// Reads what the catalogs say.
+/// Reads the catalogs.
 pub(super) async fn database(
     client: &Client,
     key: &KeyName,

@@ -20,7 +20,7 @@ use crate::pg::quote_ident;
 /// As many rows of a table are followed along each foreign key.
 const ROWS: u32 = 1000;
 
-/// As many tables are asked for their largest ID in one statement.
+/// The largest IDs of this many tables are read in one statement.
 const TABLES_PER_STATEMENT: usize = 50;
 
 /// As many pages of a table are sampled: 8 MiB.

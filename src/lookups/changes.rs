@@ -32,8 +32,8 @@ pub struct Writer {
 }
 
 impl Lookup<'_> {
-    /// The applications whose rows are recorded, those with most rows first: they have written
-    /// without a claim since the last [`Lookup::build`].
+    /// The applications with recorded rows, those with most rows first: they have written without a
+    /// claim since the last [`Lookup::build`].
     ///
     /// # Errors
     /// As [`Lookup::states`].

@@ -1,4 +1,5 @@
-//! Runs the protocol: what [`next`] says, until the value is claimed or belongs to another key.
+//! Runs the protocol: the statements that [`next`] returns, until the value is claimed or belongs
+//! to another key.
 
 use std::time::Duration;
 

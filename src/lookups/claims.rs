@@ -1,12 +1,13 @@
 //! Which statement a claimer runs next: the protocol that makes a value unique over all shards.
 //!
-//! The row is the truth. The value's shard has one entry for each value: whose it is, or was. A
-//! claim is the right to write the value into a row, once; of all claims on a value, only the one
-//! in its entry can still be used. A claimer that meets an entry makes its claim unusable (*kill*),
-//! looks whether the row has the value, and only then puts its own claim into the entry (*take*).
+//! The row is the truth. The value's shard has one entry for each value: the key that it belongs
+//! to, or did. A claim is the right to write the value into a row, once; of all claims on a value,
+//! only the one in its entry can still be used. A claimer that meets an entry makes its claim
+//! unusable (*kill*), looks whether the row has the value, and only then puts its own claim into
+//! the entry (*take*).
 //!
-//! Nothing here runs a statement. The driver does what [`next`] says and reports what it has seen;
-//! the model runs the same function.
+//! Nothing here runs a statement. The driver does what [`next`] returns and reports what it has
+//! seen; the model runs the same function.
 
 /// An entry: the value belongs to `key`, or did, by `claim`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

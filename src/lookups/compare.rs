@@ -185,7 +185,7 @@ impl Lookup<'_> {
         }
     }
 
-    /// Notes a row whose entry is missing or leads to another key.
+    /// Notes a row with a missing entry, or with one that leads to another key.
     async fn note(
         self,
         shard: ShardId,

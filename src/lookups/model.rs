@@ -16,7 +16,7 @@ use crate::lookups::claims::{self, Next, Seen, next};
 /// Wrong variants of the protocol, each of which the model must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// Whoever meets an entry of its own key takes it without killing its claim.
+    /// A claimer that meets an entry of its own key takes it without killing its claim.
     OwnClaimNotKilled,
     /// The row is not looked for once the claim is killed, nor before.
     RowNotChecked,
@@ -93,9 +93,9 @@ struct Process {
 struct Faults {
     deaths: u8,
     rollbacks: u8,
-    /// A commit that took effect, and whose answer is lost; the transaction runs again.
+    /// A commit that took effect, but its answer is lost; the transaction runs again.
     doubts: u8,
-    /// A claim or a take that took effect, and whose answer is lost.
+    /// A claim or a take that took effect, but its answer is lost.
     lost_answers: u8,
     /// A move of a key's shard ends the transactions that are open there; they run again.
     moves: u8,
@@ -446,7 +446,7 @@ impl World {
         }
     }
 
-    /// The key at whose shard the process has a transaction open.
+    /// The key of the shard where the process has a transaction open.
     fn works_at(process: &Process) -> Option<Key> {
         match (process.task, process.at) {
             (_, At::Voided(entry)) => Some(entry.key),

@@ -169,7 +169,7 @@ pub(super) fn insert_with_uses(statement: &str, params: usize, claims: usize) ->
     Some(format!("WITH {uses} {insert}"))
 }
 
-/// The highest number after a `$`, wherever it stands: in a string, too.
+/// The highest number after a `$`, wherever it is: in a string, too.
 fn last_parameter(statement: &str) -> usize {
     let numbers = statement.split('$').skip(1).map(|after| {
         let end = after

@@ -20,9 +20,9 @@ pub(super) const WIDTH: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// A row whose value was not claimed is written, and recorded.
+    /// A row with an unclaimed value is written, and recorded.
     Recording,
-    /// A row whose value was not claimed is refused.
+    /// A row with an unclaimed value is refused.
     Enforcing,
     /// The same, and `find` answers.
     Complete,

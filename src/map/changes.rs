@@ -6,7 +6,7 @@ use std::fmt;
 use super::placement::Placement;
 use crate::shard::ShardId;
 
-/// One shard whose placement differs between two maps.
+/// One shard with different placements in two maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The shard.

@@ -36,7 +36,7 @@ pub enum MapError {
         /// N.
         shards: ShardCount,
     },
-    /// More hosts than a map can tell apart.
+    /// More hosts than a map can distinguish.
     #[error("a map can name at most {max} hosts", max = ShardMap::HOSTS_MAX)]
     TooManyHosts,
 }
@@ -185,7 +185,7 @@ impl ShardMap {
         )
     }
 
-    /// The changes in `newer`: every shard whose host or epoch differs, in order.
+    /// The changes in `newer`: every shard with another host or epoch, in order.
     ///
     /// # Panics
     /// When the maps have different numbers of shards: they are then not maps of one cluster.

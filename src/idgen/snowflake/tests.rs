@@ -1,4 +1,4 @@
-//! Generators with clocks and a store that do as they are told.
+//! Generators with clocks and a store that the test controls.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex as StdMutex;
@@ -282,8 +282,8 @@ async fn the_lease_ends_by_the_monotonic_clock_with_a_margin() {
     assert!(generator.next().await.is_ok());
 }
 
-/// A process is stopped between the check of its lease and its ID, for an hour; meanwhile its
-/// number goes to another. Both go on, and their IDs are apart.
+/// A process is stopped between the check of its lease and its ID, for an hour; during that time
+/// its number goes to another. Both continue, and their IDs are distinct.
 #[tokio::test]
 async fn a_paused_process_is_fenced() {
     let store = Memory::new(1);
@@ -300,7 +300,7 @@ async fn a_paused_process_is_fenced() {
     .unwrap();
     store.clock.pass(Duration::from_secs(3600));
 
-    // The next holder's clock is behind, and says that hardly any time has passed.
+    // The next holder's clock is behind, and shows that hardly any time has passed.
     let behind = FakeClock::new(NOW + 9_500, Duration::ZERO);
     let next = generator(&store, &behind).await;
     assert_eq!(next.worker(), Some(0));
@@ -322,7 +322,7 @@ async fn a_lost_number_is_replaced_by_another() {
     let clock = FakeClock::new(NOW, Duration::ZERO);
     let first = generator(&store, &clock).await;
     let before = first.next().await.unwrap();
-    // Somebody takes it over.
+    // Another process takes it over.
     store.rows.lock().unwrap().get_mut(&0).unwrap().0 = Uuid::new_v4();
     first.renew().await.unwrap();
     assert_eq!(first.worker(), Some(1));

@@ -24,7 +24,7 @@ pub(super) struct Facts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) residue: u32,
-    /// The host whose tickets they are, as this host recorded it.
+    /// The host that gives these tickets, as this host recorded it.
     pub(super) host_name: String,
     /// The last ticket that was given; `None` before the first.
     pub(super) last: Option<i64>,

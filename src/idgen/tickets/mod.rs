@@ -304,7 +304,7 @@ impl Layout {
         i64::try_from((count / run * stride + i128::from(residue)) * run + count % run).ok()
     }
 
-    /// The largest count of a residue whose ticket is at most `max`; `None` if it has no such
+    /// The largest count of a residue with a ticket of at most `max`; `None` if it has no such
     /// ticket.
     pub fn last_count(self, residue: u32, max: i64) -> Option<u64> {
         let max = u64::try_from(max).ok()?;
@@ -320,8 +320,8 @@ impl Layout {
             .map(|_| count)
     }
 
-    /// The smallest count of a residue whose ticket is at least `start` and at least 1; `None` past
-    /// 2^63.
+    /// The smallest count of a residue with a ticket of at least `start` and at least 1; `None`
+    /// past 2^63.
     fn first_count(self, residue: u32, start: i64) -> Option<i64> {
         let (run, start) = (u64::from(self.run), start.max(1).cast_unsigned());
         let period = run * u64::from(self.stride);

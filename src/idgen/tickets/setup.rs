@@ -40,7 +40,7 @@ pub struct Create {
     /// No ticket of the series is above this, on any host; `None`: as recorded, else none. It can
     /// be raised, and lowered to what has been given.
     pub max: Option<i64>,
-    /// A host that is permanently lost, whose residue the one host in `hosts` takes over. Needs
+    /// A host that is permanently lost; the one host in `hosts` takes its residue over. Needs
     /// `start`, above every ticket that the lost one may have given.
     pub replace: Option<HostName>,
     /// Hosts that are lost for ever and need not answer. Their residues stay taken.

@@ -309,8 +309,8 @@ impl Inner {
             .map(at)
             .partition(|place| !self.hosts[*place].rest.is_on());
         let mut waiting = rested.into_iter().chain(resting);
-        // Set for the hosts whose session has received this request. A request to another host may
-        // still be waiting for the session.
+        // Set for the hosts that have received this request on their session. A request to another
+        // host may still be waiting for the session.
         let heard: Vec<AtomicBool> = self.hosts.iter().map(|_| AtomicBool::new(false)).collect();
         let mut asked = FuturesUnordered::new();
         let mut last = None;

@@ -19,7 +19,7 @@ pub struct NameStatus {
     pub max: Option<i64>,
     /// All hosts of the name have the same; two that began on their own have different ones.
     pub series: Uuid,
-    /// The host whose tickets it gives, as it recorded; `None` when it gives none.
+    /// The host that the tickets it gives belong to, as it recorded; `None` when it gives none.
     pub host_name: Option<String>,
     /// This host's residue; `None` when it only records those of the others.
     pub residue: Option<u32>,

@@ -1,5 +1,5 @@
-//! Finds what stands in the way. Pure: it gets the facts and the decisions, and each file looks for
-//! obstacles of one sort.
+//! Finds the obstacles to an import. Pure: it gets the facts and the decisions, and each file looks
+//! for obstacles of one sort.
 
 mod border;
 mod case;
@@ -18,7 +18,7 @@ use super::obstacle::BlockingObject;
 pub(crate) use keys::must_agree;
 pub(crate) use skew::shares;
 
-/// Everything that stands in the way, other than statements and what a move does not carry.
+/// All obstacles, other than statements and what a move does not carry.
 pub(crate) fn judge(
     database: &Database,
     decisions: &Decisions,

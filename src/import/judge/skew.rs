@@ -10,7 +10,7 @@ use crate::import::obstacle::{BlockingObject, Kind};
 /// From this share of the bytes on a key is named.
 const SHARE_MAX: f64 = 0.05;
 
-/// Fewer rows say nothing about skew.
+/// With fewer rows, skew means nothing.
 const ROWS_MIN: f64 = 10_000.0;
 
 /// A key with its share of what is imported.

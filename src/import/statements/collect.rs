@@ -14,7 +14,7 @@ pub(super) struct StatementForms {
     pub(super) forms: HashMap<String, Tally>,
     pub(super) calls: u64,
     pub(super) time_ms: f64,
-    /// Statements whose form is not kept.
+    /// Statements of forms that are not kept.
     pub(super) left_out: u64,
 }
 

@@ -96,7 +96,7 @@ fn read_from(mut file: impl BufRead) -> io::Result<StatementForms> {
     Ok(collected)
 }
 
-/// What an entry of a log says of a statement.
+/// What an entry of a log contains about a statement.
 #[derive(Debug, PartialEq)]
 struct Entry {
     text: String,

@@ -112,7 +112,7 @@ pub(super) async fn read_and_judge(
     Ok(Ok(report(source, &collected, database, decisions)))
 }
 
-/// The report, and what of it stands in the way.
+/// The report, and the obstacles in it.
 fn report(
     source: StatementSource,
     collected: &StatementForms,

@@ -7,8 +7,8 @@ use crate::import::error::Error;
 use crate::import::read;
 use crate::pg::quote_ident;
 
-/// As many statements are read, those that took most time first. The extension keeps 5000 unless
-/// it was told otherwise.
+/// This many statements are read, those that took most time first. The extension keeps 5000 by
+/// default.
 const STATEMENTS_MAX: u32 = 20_000;
 
 /// Our own, as [`read::MARK`] ends them.
