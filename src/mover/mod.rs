@@ -198,9 +198,9 @@ impl Mover {
         Box::pin(resume::go_on(&self.context, id, Goal::Abort))
     }
 
-    /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not
-    /// decided are swapped back, decided ones are opened, and no other shard is begun.
-    /// [`Mover::complete`] begins no other shard.
+    /// Stops every run of this mover, and of its clones. Shards that are fenced but not decided are
+    /// swapped back, decided ones are opened, and no other shard is begun. [`Mover::complete`]
+    /// begins no other shard.
     pub fn stop(&self) {
         self.context.stop();
     }
@@ -268,7 +268,7 @@ impl Mover {
         Box::pin(command::audit::audit(&self.context, id))
     }
 
-    /// Drops the old copies of a move whose shards are all kept and audited, up to four on a host
+    /// Drops the old copies of a move with all of its shards kept and audited, up to four on a host
     /// at a time, in all calls of this mover together. Cannot be undone.
     ///
     /// # Errors
@@ -351,8 +351,8 @@ impl Mover {
     }
 
     /// Searches all hosts for the remains of dead moves, and cleans up: fences past their deadline
-    /// are removed, decided shards are opened, and schemas whose move has ended are dropped. It
-    /// never touches a move that can be resumed, nor an old copy that is kept.
+    /// are removed, decided shards are opened, and the schemas of ended moves are dropped. It never
+    /// touches a move that can be resumed, nor an old copy that is kept.
     ///
     /// # Cancel safety
     /// Each object is handled by itself; call it again for the rest.

@@ -46,7 +46,7 @@ pub struct CleanupReport {
     pub failed: Vec<(HostName, Error)>,
 }
 
-/// Drops the old copies of a move, a few on each host at a time. When the mover is told to stop, no
+/// Drops the old copies of a move, a few on each host at a time. Once the mover is stopped, no
 /// other is begun, and those that are left are [`Error::Interrupted`].
 pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
@@ -172,7 +172,8 @@ fn completed(entry: &Entry) -> ShardReport {
     }
 }
 
-/// Whether somebody else has dropped the old copy meanwhile: then whatever failed did so for that.
+/// Whether another process has dropped the old copy during that time: then that is why the other
+/// steps failed.
 async fn is_completed(context: &Context, entry: &Entry) -> bool {
     let asked = async {
         let source = context.hosts.open(&entry.source).await?;
@@ -216,12 +217,12 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
     }
 }
 
-/// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be
+/// Gives up the rollback of a shard, and drops its old copy. The shards that come later, and may be
 /// left, keep theirs; with the last one the slot goes, which keeps WAL.
 ///
 /// All is checked now, and not when the command began: the shards before it may have taken long,
-/// and whatever somebody has made depend on the old copy meanwhile would be dropped with it. A
-/// refusal leaves everything as it was, the way back too.
+/// and any object that was made to depend on the old copy in that time would be dropped with it. A
+/// refusal leaves everything as it was, the rollback too.
 async fn end_old_copy(
     context: &Context,
     entry: &Entry,
@@ -320,7 +321,7 @@ async fn may_be_dropped(
     if let Some(oid) = facts::schema_oid(source, &left).await? {
         // DDL that takes no lock that we can see (a GRANT; before 18 also a new function or type)
         // may have been under way at the fence and committed after it. Only the old copy has it,
-        // and its client was told that it is done.
+        // and for its client it succeeded.
         let mut kept = facts::of_schema(source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
@@ -377,7 +378,7 @@ async fn drop_old_copy(
     // To give up the way back may have taken seconds.
     alone(context, source, &left).await?;
     let what = "dropping the old copy";
-    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one
+    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which no other session uses, for one
     // transaction. If a reader is still at work there, it gives up after two seconds.
     source
         .batch(
@@ -477,7 +478,7 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Owner)>, E
 }
 
 /// Drops a schema together with its row in the ledger. Returns false if the row is gone, or is
-/// another move's by now: then the schema is another's too, or nobody's.
+/// another move's by now: then the schema is another's too, or belongs to no move.
 ///
 /// Locks: the ledger's row, which a move writes before it creates a schema of this name; ACCESS
 /// EXCLUSIVE on the schema's relations; for one transaction. Gives up after two seconds.
@@ -572,7 +573,7 @@ pub(in crate::mover) async fn gc(context: &Context) -> CleanupReport {
 }
 
 /// Swaps back fences past their deadline, and opens shards that are decided. What fails for one
-/// shard is in the report, and the others go on. Gives the session; `None` where there is no
+/// shard is in the report, and the others continue. Returns the session; `None` where there is no
 /// control schema.
 async fn settle(
     context: &Context,
@@ -589,7 +590,7 @@ async fn settle(
         let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else {
             continue;
         };
-        // Locks: as pgshard.expire_fence says.
+        // Locks: those of pgshard.expire_fence.
         let expired = session
             .row(
                 "swapping back",
@@ -624,7 +625,7 @@ async fn settle(
     Ok(Some(session))
 }
 
-/// Locks: as pgshard.finish_open says.
+/// Locks: those of pgshard.finish_open.
 async fn finish_open(
     context: &Context,
     peer: &HostName,
@@ -655,7 +656,7 @@ impl CleanupReport {
 }
 
 /// Drops slots and publications, and then schemas, of moves that have ended. What cannot be dropped
-/// now is in the report, and the others go on.
+/// now is in the report, and the others continue.
 async fn sweep(
     context: &Context,
     session: &Session,
@@ -763,7 +764,8 @@ async fn incoming_ended(
             let ended = phase_of(&source, owner).await?.is_none_or(Phase::is_ended);
             Ok(ended && !is_the_shard(&source, session, owner).await?)
         }
-        // The ledger's row was written together with this one: without it the schema is nobody's.
+        // The ledger's row was written together with this one: without it the schema belongs to no
+        // move.
         _ => Ok(true),
     }
 }

@@ -1,4 +1,4 @@
-//! Going on with a move, to either end.
+//! Resumes a move, to either end.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
         .collect();
     let mut report = report(id, work(context, open, goal, Scope::Routes).await);
     report.unknown = unknown;
-    // The journal is read again: somebody else may meanwhile have ended a shard that was open.
+    // The journal is read again: another process may have ended a shard that was open.
     let (mut rest, _) = context.list(Some(id)).await;
     let told: BTreeSet<ShardId> = report
         .done
@@ -66,13 +66,13 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
 
 /// The error that the target of a kept shard no longer knows of it, as after a fail-over that lost
 /// the open: nothing may be done about its move before that is repaired. `None` also if the target
-/// cannot be asked.
+/// cannot be reached.
 pub(super) async fn lost(context: &Context, entry: &Entry) -> Option<Error> {
     let target = context.hosts.open(&entry.target).await.ok()?;
     lost_at(&target.for_shard(entry.shard), entry).await
 }
 
-/// The same, asked on this session of the target.
+/// The same, on this session of the target.
 pub(super) async fn lost_at(target: &Session, entry: &Entry) -> Option<Error> {
     if entry.phase != Phase::Kept {
         return None;

@@ -31,7 +31,7 @@ pub(crate) struct Context {
 
 impl Context {
     /// The moves that the hosts know: all that are neither completed nor aborted, or one move in
-    /// whatever phase. Sorted by move, then shard. Hosts that cannot be asked are named.
+    /// whatever phase. Sorted by move, then shard. Hosts that cannot be queried are named.
     pub(crate) async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
         let (mut entries, unknown) = self.list_all(id).await;
         if id.is_none() {
@@ -67,7 +67,7 @@ impl Context {
         (entries, unknown)
     }
 
-    /// Asks every run with this context, and with its clones, to stop.
+    /// Stops every run with this context, and with its clones.
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
     }
@@ -82,8 +82,7 @@ pub(crate) type ByHost<T> = BTreeMap<HostName, T>;
 
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
-        // The mover is gone without having asked for a stop: then only dropping this future ends
-        // it.
+        // The mover is gone without a stop: then only dropping this future ends it.
         std::future::pending::<()>().await;
     }
 }

@@ -39,7 +39,7 @@ const TURNS: u32 = 4;
 /// How many of a host's turns to drop an old copy are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turns {
-    /// Beside others.
+    /// Shared with others.
     One,
     /// Alone.
     All,
@@ -133,8 +133,8 @@ impl Hosts {
         self.open_new(host).await
     }
 
-    /// A new session, for whoever has seen that something is wrong: which server answers is found
-    /// out anew. Those that wait are closed.
+    /// A new session, for a caller that has seen that something is wrong: which server answers is
+    /// determined again. Idle sessions are closed.
     pub(crate) fn open_new<'a>(
         &'a self,
         host: &'a HostName,
@@ -176,7 +176,8 @@ impl Hosts {
         })
     }
 
-    /// Until the guard is dropped, sessions that are given back are kept for whoever opens one.
+    /// Until the guard is dropped, sessions that are given back are kept for the next caller that
+    /// opens one.
     pub(crate) fn keep_sessions(&self) -> Keeper<'_> {
         self.spares.keep()
     }

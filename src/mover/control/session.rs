@@ -46,9 +46,9 @@ pub(super) const SETTINGS: &str = "
     current_setting('synchronous_commit') IN ('off',
         'local')";
 
-/// Says whether the session is in no transaction (there the time of its transaction is that of the
-/// statement), and undoes what was set in it. Prepared statements stay: the client has closed its
-/// own, but for those by which it looks up types.
+/// Returns whether the session is in no transaction (there the time of its transaction is that of
+/// the statement), and undoes what was set in it. Prepared statements stay: the client has closed
+/// its own, but for those by which it looks up types.
 const UNDO: &str = "
     SELECT pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp();
     SET statement_timeout = 0; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; CLOSE ALL; UNLISTEN *;
@@ -200,7 +200,8 @@ impl Session {
     }
 
     /// As [`rows`](Session::rows), in one round trip instead of two, where every round trip counts:
-    /// the caller gives the types of the parameters, so that the server need not be asked.
+    /// the caller gives the types of the parameters, so that the server need not be queried for
+    /// them.
     pub(crate) async fn typed_rows(
         &self,
         what: &'static str,
@@ -245,7 +246,7 @@ impl Session {
 
     /// Makes everything durable that is committed on this server by now, in whatever session.
     ///
-    /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for,
+    /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours requests,
     /// and waits for the disk, and for the synchronous standbys if there are any.
     pub(crate) async fn flush(&self, what: &'static str) -> Result<(), Error> {
         let sql = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, \
@@ -253,7 +254,7 @@ impl Session {
         self.batch(what, &format!("BEGIN; {sql}; COMMIT")).await
     }
 
-    /// Runs one statement that was composed of what another host says. It is sent in such a way
+    /// Runs one statement that was composed of another host's answers. It is sent in such a way
     /// that the server refuses a text with several statements: an expression from a catalog is a
     /// part of the statement, and must not end it.
     pub(crate) async fn statement(

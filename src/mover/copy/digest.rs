@@ -52,9 +52,9 @@ const LINKS_MAX: usize = 64;
 ///
 /// The hash of one column is the seed of the next: `f(c, f(b, f(a, seed)))` (decision 0039).
 /// PostgreSQL computes that in place, without a copy of the row. The innermost seed is the hash of
-/// those columns whose types have no function for it. That one is linear in its columns; around it
-/// at least one other is not, or there is no such seed at all and the whole row goes through one
-/// hash of its bytes.
+/// those columns that have a type without a function for it. That one is linear in its columns;
+/// around it at least one other is not, or there is no such seed at all and the whole row goes
+/// through one hash of its bytes.
 fn binary(table: &TableShape) -> String {
     let mut links = Vec::new();
     let mut sent = Vec::new();
@@ -141,9 +141,9 @@ impl ColumnHash {
     }
 }
 
-/// A type whose values are hashed in place: different values have different hashes, up to chance.
-/// That is why there is none for bpchar, whose function ignores blanks at the end, or timestamp,
-/// whose function folds it to half its size.
+/// A type that is hashed in place: different values have different hashes, up to chance. That is
+/// why there is none for bpchar, which has a function that ignores blanks at the end, or timestamp,
+/// which has one that folds it to half its size.
 #[derive(Clone, Copy)]
 enum Link {
     Bool,

@@ -14,7 +14,7 @@
 //!
 //! # Invariants
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a
-//!    chunk whose snapshot does not see it.
+//!    chunk with a snapshot that does not see it.
 //! 2. A chunk's rows and its snapshot are written by one transaction of the target, which proves
 //!    the lease.
 //! 3. Bounds never change once the first chunk of a table is copied.

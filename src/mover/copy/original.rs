@@ -125,12 +125,12 @@ async fn stamp(session: &Session, schema: u32) -> Result<Stamp, Error> {
 }
 
 /// A digest of which table has which name, and of the columns of tables and row types with the
-/// transactions that wrote them last. Whoever rewrites rows otherwise than by the statements that
-/// the stream carries writes one of these: ALTER COLUMN … TYPE … USING, a column that is dropped
-/// and added again, two tables that exchange their names, an attribute of a row type. TRUNCATE,
-/// REINDEX, CLUSTER, VACUUM FULL and ANALYZE write none, with one exception: where ADD COLUMN has
-/// left a default to be read for older rows, the first CLUSTER or VACUUM FULL writes it into them,
-/// and takes it from the column (`RelationClearMissing` in PostgreSQL's heap.c). That looks like a
+/// transactions that wrote them last. Statements that rewrite rows in a way that the stream does
+/// not carry write one of these: ALTER COLUMN … TYPE … USING, a column that is dropped and added
+/// again, two tables that exchange their names, an attribute of a row type. TRUNCATE, REINDEX,
+/// CLUSTER, VACUUM FULL and ANALYZE write none, with one exception: where ADD COLUMN has left a
+/// default to be read for older rows, the first CLUSTER or VACUUM FULL writes it into them, and
+/// takes it from the column (`RelationClearMissing` in PostgreSQL's heap.c). That looks like a
 /// rewrite, and costs a copy.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.

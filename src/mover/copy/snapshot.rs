@@ -57,8 +57,8 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The full number of a transaction whose lower 32 bits are in the stream, when `near` is a full
-/// number from about the same time: the nearest of all candidates. No two transactions that are
+/// The full number of a transaction, given its lower 32 bits from the stream and a full number
+/// `near` from about the same time: the nearest of all candidates. No two transactions that are
 /// alive, or in WAL that is still kept, are 2³¹ apart: PostgreSQL guarantees that.
 pub(crate) fn widen(xid: u32, near: u64) -> u64 {
     let apart = i64::from(xid.wrapping_sub(near as u32) as i32);

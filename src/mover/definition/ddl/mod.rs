@@ -8,7 +8,7 @@
 //! schema itself, which must not exist. Function bodies that are text still name the shard's final
 //! schema; they are right once the schema is renamed. Everything else binds by OID to the objects
 //! of the new schema and follows the rename by itself. A statement with a [`path`](Statement::path)
-//! runs between the two statements of that. Then ask for its
+//! runs between the two statements of that. Then look for its
 //! [`crossings`](crate::mover::definition::border::crossings): there must be none before anything
 //! else is done.
 //!
