@@ -3,7 +3,7 @@
 //! Two chunks with one key each are read at any time, in any order, each under a snapshot of its
 //! own, while three transactions write. A commit is in the log before it is visible to others; it
 //! may be visible before it is on disk. The rule: a change of transaction X to key k is applied iff
-//! the snapshot of k's chunk does not see X. The model asks the very `Snapshot` that the follower
+//! the snapshot of k's chunk does not see X. The model uses the very `Snapshot` that the follower
 //! uses, and applies strictly: an insert needs that there is no row, an update and a delete need
 //! that there is one.
 //!

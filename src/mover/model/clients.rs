@@ -32,12 +32,12 @@ impl Protocol {
                 after.seen.misplaced = true;
                 Router::Done
             }
-            // The signpost. `Recovery::after` asks the source's row, then `chase` the target's.
+            // The signpost. `Recovery::after` reads the source's row, then `chase` the target's.
             Router::Ready {
                 cached: Host::Source,
             } => match source.row {
-                // `Verdict::Again`, at once: the row says serving, so the next statement finds the
-                // shard.
+                // `Verdict::Again`, immediately: the row is serving, so the next statement finds
+                // the shard.
                 Row::Serving => return None,
                 // `Verdict::Wait`; once the deadline has passed, `Verdict::Expire`, which is
                 // Action::Expire.
@@ -66,7 +66,7 @@ impl Protocol {
                 after.seen.misplaced |= !target.serving;
                 Router::Done
             }
-            // Whoever waits for the row's lock waits here.
+            // All that wait for the row's lock wait here.
             Router::Opening { .. } if world.locked_by.is_some() => return None,
             Router::Opening { token } => {
                 if let Some(Some(opened)) = target.finish_open(token, self.mutant) {

@@ -1,14 +1,14 @@
 //! The protocol of a move as a model that is explored exhaustively: two or three movers, two
 //! routers, a client that bypasses them, crashes between any two statements, lost messages. The
-//! very `state::next` that the driver runs decides what a mover does next. `docs/model.md` says
+//! very `state::next` that the driver runs decides what a mover does next. `docs/model.md` lists
 //! what is modelled and what is not.
 //!
-//! Each transition stands for one statement or transaction of the mover (`movers`), the router
-//! (`clients`) or a function of `migrations/control/0004_ownership.sql` (`source`, `target`). The
-//! rules are in `properties`, and the wrong variants that they must find in `mutant`. Six questions
-//! have small models of their own: which change counts (`chunks`), when a table is published
-//! (`publish`), what a slot may forget (`positions`), what a rollback finds (`reverse`), who may
-//! take a move over (`operators`), what the audit sees (`audit`).
+//! Each transition is one statement or transaction of the mover (`movers`), the router (`clients`)
+//! or a function of `migrations/control/0004_ownership.sql` (`source`, `target`). The rules are in
+//! `properties`, and the wrong variants that they must find in `mutant`. Six questions have small
+//! models of their own: which change counts (`chunks`), when a table is published (`publish`), what
+//! a slot may forget (`positions`), what a rollback finds (`reverse`), who may take a move over
+//! (`operators`), what the audit sees (`audit`).
 
 mod audit;
 mod chunks;
@@ -82,7 +82,7 @@ enum Action {
     Router(usize),
     /// The next step of the client with plain SQL.
     Direct,
-    /// Somebody ends a fence past its deadline.
+    /// Any process ends a fence past its deadline.
     Expire,
     /// `moves gc` on what an ended move has left on the target, and on the source.
     SweepTarget,
@@ -93,7 +93,7 @@ enum Action {
     Flush(Host),
     /// `moves continue`: the fence is no longer held back.
     Continue,
-    /// Mover m is asked to stop.
+    /// An operator stops mover m.
     Stop(usize),
     // Faults.
     Crash(usize),

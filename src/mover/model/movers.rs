@@ -11,7 +11,7 @@ use crate::mover::protocol::state::{
     ComparisonState, Goal, ObservedState, Own, Phase, Step, Stop, Stream, Until,
 };
 
-/// How often the operator starts the last mover again before the model says that the move does not
+/// How often the operator starts the last mover again before the move counts as one that does not
 /// end.
 const RESTARTS_MAX: u8 = 4;
 
@@ -185,7 +185,7 @@ impl Protocol {
         }
         let at = world.movers[m].at;
         // A mover that takes over has no lease yet, one that shows the token needs none, and a
-        // signpost beside the shard does nothing and is in the ledger.
+        // signpost next to the shard does nothing and is in the ledger.
         if !matches!(
             at,
             At::TakeSource | At::TakeTarget | At::FinishOpen { .. } | At::Signpost
@@ -382,8 +382,8 @@ impl Protocol {
                 At::Look,
                 apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded)),
             ),
-            // `Group::all`: a shard whose fence is held back goes on until it is ready, and then
-            // with a driver of its own.
+            // `Group::all`: a shard with a fence that is held back continues until it is ready, and
+            // then with a driver of its own.
             At::Follow => {
                 let mover = &mut after.movers[m];
                 mover.until = if mover.stream == Stream::Off && after.held {
@@ -391,8 +391,8 @@ impl Protocol {
                 } else {
                     Until::End
                 };
-                // Whoever goes on with a shard that was made ready knows the servers on which it
-                // was compared.
+                // A mover that continues with a shard that was made ready knows the servers on
+                // which it was compared.
                 let compared = match mover.stream {
                     Stream::On { compared, .. } => compared,
                     Stream::Off => ComparisonState::No,
@@ -593,7 +593,7 @@ impl Protocol {
     /// Blocking: examines, and copies behind the fence.
     fn copies(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
-        // Its transaction there was ended by somebody else, or by a crash of the server.
+        // Its transaction there was ended by another session, or by a crash of the server.
         let ended = after.locked_by != Some(lease);
         let sql = self.functions();
         let (source, target) = (&mut after.source, &mut after.target);
@@ -777,7 +777,7 @@ impl Protocol {
         })
     }
 
-    /// `observe` and `state::next`: what the driver does with what the hosts said.
+    /// `observe` and `state::next`: what the driver does with the hosts' answers.
     fn decided(
         &self,
         own: Own,
@@ -908,7 +908,8 @@ impl Protocol {
         Some(after)
     }
 
-    /// Where the stream goes on: after what is applied, unless the slot has forgotten that already.
+    /// Where the stream continues: after what is applied, unless the slot has forgotten that
+    /// already.
     fn position(&self, world: &World) -> u8 {
         world.target.live.applied.max(world.confirmed)
     }

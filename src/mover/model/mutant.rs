@@ -15,7 +15,7 @@ pub(super) enum Mutant {
     GateInSnapshot,
     /// The target's COMMIT is sent before decide.
     OpenBeforeDecide,
-    /// The target may be opened because it is ready, whatever the source says.
+    /// The target may be opened because it is ready, whatever the source's row is.
     DecisionOnBothSides,
     /// Un-fence sets the row to serving whatever its state is.
     UnfenceWithoutCompareAndSwap,
@@ -24,7 +24,7 @@ pub(super) enum Mutant {
     /// A target that was ready for an earlier attempt counts as ready, and the drain accepts any
     /// marker.
     MarkerOfEarlierAttempt,
-    /// The shard is renamed away and no signpost takes its place: `search_path` goes on to
+    /// The shard is renamed away and no signpost takes its place: `search_path` falls through to
     /// `public`.
     RenameWithFallThrough,
     /// The marker and decide are committed without waiting for disk and standbys.

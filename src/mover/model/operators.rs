@@ -1,10 +1,10 @@
 //! A small model of who may take a move over, and what happens to the mover that had it.
 //!
 //! Two shards of a move belong to one mover. Others come at any moment with `resume`: while it
-//! works, sleeps, has ended with one shard and not with the other, has died, or was asked to stop.
-//! Safety does not depend on any of this (the large model has the compare-and-swap on the lease in
-//! every statement). The rules here are that a mover that is alive is left alone, and that no mover
-//! that says it is done leaves shards that nobody works on.
+//! works, sleeps, has ended with one shard and not with the other, has died, or is stopping. Safety
+//! does not depend on any of this (the large model has the compare-and-swap on the lease in every
+//! statement). The rules here are that a mover that is alive is left alone, and that a mover that
+//! reports success leaves no shards without a mover.
 
 use stateright::{Model, Property};
 
@@ -53,7 +53,7 @@ struct World {
     asks: u8,
     /// The sessions of a mover that was alive were ended.
     disturbed: bool,
-    /// A mover said that it was done while nobody worked on some of the shards.
+    /// A mover reported success while no mover worked on some of the shards.
     abandoned: bool,
     taken_over: bool,
 }

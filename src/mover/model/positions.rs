@@ -1,10 +1,10 @@
 //! A small model of positions: two shards of a move share one slot, begin and end at different
 //! times, and their target fails over to a standby that lags behind.
 //!
-//! The slot forgets what was confirmed to it; the target's rows say how far each shard is. The two
-//! can disagree: a standby that is promoted has less than its primary confirmed, and a shard whose
-//! row comes later needs what the others no longer need. If a server is asked to send from before
-//! the confirmed position, it silently skips what was confirmed.
+//! The slot forgets what was confirmed to it; the target's rows record how far each shard is. The
+//! two can disagree: a standby that is promoted has less than its primary confirmed, and a shard
+//! with a row that comes later needs what the others no longer need. If the requested start is
+//! before the confirmed position, a server silently skips what was confirmed.
 //!
 //! In reverse replication two readers use the same slot in turn: a feed of both old copies, and a
 //! rollback that takes one of them. Each must leave the other what it lacks, because either may end
@@ -20,16 +20,16 @@ use crate::mover::model::world::Stored;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// A shard that is behind what the slot has confirmed goes on from there.
+    /// A shard that is behind what the slot has confirmed continues from there.
     GoOnAtConfirmed,
-    /// The slot is told the position of the followed shards, whoever else needs it.
+    /// The position of the followed shards is confirmed to the slot, whatever other readers need.
     LeaveOutTheOthers,
     /// The confirmed position is read while the former connection may still confirm something.
     AskBeforeItIsFree,
-    /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard
+    /// A shard that has failed is forgotten: the slot advances without it, and so does the shard
     /// when it is followed again.
     ForgetTheFailed,
-    /// A feed goes on with one old copy while a rollback has the other.
+    /// A feed continues with one old copy while a rollback has the other.
     FeedBesideARollback,
     /// A rollback confirms the position of its own shard, whatever the old copy that is fed lacks.
     ForgetTheFed,
@@ -224,7 +224,7 @@ impl Rule {
                 TargetState::Ended { .. } => {}
             }
         }
-        // The server sends from its confirmed position, whatever it is asked for.
+        // The server sends from its confirmed position, whatever start is requested.
         world.worker = Worker::Up {
             position: from.max(world.confirmed),
             others,

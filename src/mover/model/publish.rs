@@ -4,8 +4,8 @@
 //! Two transactions write a row each before and after anything that the mover does, and commit or
 //! roll back at any time. A change is in the stream iff its table was published when it was written
 //! to the WAL, and its transaction commits once the slot is consistent. Only the creation of a slot
-//! waits for transactions; ALTER PUBLICATION waits for nobody. Releases of PostgreSQL before May
-//! 2025 use what was published at the transaction's first change for all its changes.
+//! waits for transactions; ALTER PUBLICATION waits for none. Releases of PostgreSQL before May 2025
+//! use what was published at the transaction's first change for all its changes.
 //!
 //! The rule: once everything is applied, the copy has what the source has.
 
@@ -27,7 +27,8 @@ enum Mutant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// The slot of its group exists: the other shards went on while this one could not be prepared.
+    /// The slot of its group exists: the other shards continued while this one could not be
+    /// prepared.
     Slot,
 }
 

@@ -16,7 +16,7 @@ enum Mutant {
     /// The old copy is fed from the beginning of the slot, not from the position where B has
     /// opened.
     FromTheSlotsStart,
-    /// A copy that is behind the slot's confirmed position goes on from there.
+    /// A copy that is behind the slot's confirmed position continues from there.
     GoOnAtConfirmed,
     /// The feeder does not check whether the copy is still its own.
     FeedWithoutLease,
@@ -126,7 +126,7 @@ impl Rule {
         self.mutant == Some(mutant)
     }
 
-    /// Where the stream goes on; `None` if it cannot, and the copy is known to be lost.
+    /// Where the stream continues; `None` if it cannot, and the copy is known to be lost.
     fn from(&self, world: &mut World) -> Option<u8> {
         let slot = world.slot?;
         let old = &mut world.old.live;

@@ -123,7 +123,7 @@ fn movers_alone_keep_every_promise() {
     }
 }
 
-/// What a mover is told in addition: the fence is held back for a while, and it is asked to stop.
+/// In addition, the operator holds the fence back for a while, and stops the mover.
 #[test]
 fn movers_that_are_held_and_stopped() {
     for mode in [Mode::Blocking, Mode::Online] {

@@ -1,7 +1,7 @@
 //! The world that the model explores: what two hosts hold in memory and on disk, and the position
 //! of every actor.
 //!
-//! It is small and `Copy`: millions of worlds are told apart by their hashes. What a host would
+//! It is small and `Copy`: millions of worlds are distinguished by their hashes. What a host would
 //! lose if it crashed is the difference between the two halves of [`Stored`].
 
 use crate::mover::protocol::state::{ComparisonState, Goal, Phase, Stop, Stream, Until};
@@ -130,7 +130,7 @@ pub(super) struct Source {
     /// `pgshard.marker`, as bits by attempt.
     pub(super) markers: u8,
     pub(super) log: Log,
-    /// Whether the signpost was built: beside the shard, or in its place.
+    /// Whether the signpost was built: next to the shard, or in its place.
     pub(super) signpost: bool,
     /// Its row in `pgshard.ledger`.
     pub(super) signpost_in_ledger: bool,
@@ -143,7 +143,7 @@ pub(super) struct Source {
 pub(super) struct Incoming {
     pub(super) lease: Lease,
     pub(super) ready: Option<u8>,
-    /// The token whose hash `open_hash` is.
+    /// The token that `open_hash` is the hash of.
     pub(super) hash: Option<u8>,
 }
 
@@ -161,7 +161,8 @@ pub(super) struct Target {
     pub(super) rows: u8,
     /// `progress.applied_lsn`: how many records of the source's log are applied.
     pub(super) applied: u8,
-    /// `pgshard.shard` says serving, and the schema has its final name: one transaction does both.
+    /// The row in `pgshard.shard` is serving, and the schema has its final name: one transaction
+    /// does both.
     pub(super) serving: bool,
 }
 
@@ -175,7 +176,7 @@ pub(super) enum At {
     TakeTarget,
     /// The loop's head: journal and row of the source.
     Look,
-    /// … and those of the target: then `state::next` is asked.
+    /// … and those of the target: then `state::next` is called.
     LookTarget {
         phase: Phase,
         row: Row,
@@ -352,7 +353,7 @@ pub(super) enum Direct {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Faults {
     pub(super) mover_crashes: u8,
-    /// How many movers are asked to stop.
+    /// How many movers are stopped.
     pub(super) stops: u8,
     pub(super) source_crashes: u8,
     pub(super) target_crashes: u8,
@@ -374,7 +375,7 @@ pub(super) struct Seen {
     pub(super) decided: bool,
     /// The tokens for which the definitions and sequences behind the fence were examined, as bits.
     pub(super) checked: u8,
-    /// It has decided for a fence behind which nobody had examined the shard.
+    /// It has decided for a fence, and no mover had examined the shard behind it.
     pub(super) unchecked: bool,
     /// A takeover happened while the shard was fenced.
     pub(super) taken_while_fenced: bool,
@@ -391,7 +392,7 @@ pub(super) struct World {
     pub(super) target: Stored<Target>,
     /// Whether the operator holds the fence back.
     pub(super) held: bool,
-    /// The mover whose open transaction on the target holds the row of `pgshard.incoming`.
+    /// The mover that holds the row of `pgshard.incoming` in an open transaction on the target.
     pub(super) locked_by: Option<Lease>,
     /// The position up to which the slot may forget.
     pub(super) confirmed: u8,
