@@ -60,8 +60,8 @@ impl Rollback {
     }
 }
 
-/// How an online move handles a table whose rows the stream cannot identify, such as one without a
-/// primary key.
+/// How an online move handles a table with rows that the stream cannot identify, such as one
+/// without a primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdentityPolicy {
     /// It gets a replica identity until the move is completed or aborted.

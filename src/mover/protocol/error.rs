@@ -22,7 +22,7 @@ use crate::mover::protocol::worker::Worker;
 /// Why a move, or a command about moves, did not reach its end.
 ///
 /// All of them leave the same state behind: before decide the source serves (at the latest when the
-/// fence's deadline has passed), after it the target does (at the latest when somebody resumes).
+/// fence's deadline has passed), after it the target does (at the latest when the move is resumed).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -172,7 +172,7 @@ pub enum Error {
         host: HostName,
         /// The table.
         table: String,
-        /// Who has locks on the shard's tables; empty if nobody asked.
+        /// Which sessions have locks on the shard's tables; empty if that was not read.
         blockers: String,
     },
     /// A migration that began before the move does not end. The shard is served.
@@ -186,15 +186,15 @@ pub enum Error {
         /// The host that serves it.
         host: HostName,
     },
-    /// The control schema found the row in another state than this mover expected: somebody else
-    /// went on with the move.
+    /// The control schema found the row in another state than this mover expected: another mover
+    /// continued the move.
     #[error("shard {shard}: host {host} refused: {reason}")]
     Superseded {
         /// The host.
         host: HostName,
         /// The shard.
         shard: ShardId,
-        /// What the host said.
+        /// The host's message.
         reason: String,
     },
     /// Another move of the shard was claimed while this one was planned. Nothing was changed.
@@ -215,22 +215,22 @@ pub enum Error {
         /// Who works on it.
         worker: Worker,
     },
-    /// An operator asked this mover to stop. The source serves, or the target if the shard was
-    /// decided; the move can be resumed.
+    /// An operator stopped this mover. The source serves, or the target if the shard was decided;
+    /// the move can be resumed.
     #[error("shard {shard}: stopped, as {by} asked")]
     Stopped {
         /// The shard.
         shard: ShardId,
-        /// Host and process from which it was asked.
+        /// Host and process that requested it.
         by: String,
     },
-    /// An operator asked this mover to abort, and nothing of the shard's move is left. The source
+    /// An operator had this mover abort, and nothing of the shard's move is left. The source
     /// serves.
     #[error("shard {shard}: its move was aborted, as {by} asked; the source serves")]
     Aborted {
         /// The shard.
         shard: ShardId,
-        /// Host and process from which it was asked.
+        /// Host and process that requested it.
         by: String,
     },
     /// Another command has taken this mover's lease, to resume the move or to abort it.
@@ -242,8 +242,8 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// The host that holds this mover's lease could not be asked for so long that the mover gave
-    /// up. No other command has taken the shard, as far as it knows.
+    /// The host that holds this mover's lease did not answer for so long that the mover gave up. No
+    /// other command has taken the shard, as far as it knows.
     #[error(
         "shard {shard}: this mover could not renew its lease for {} s, because host {host} did \
             not answer, and has stopped",
@@ -414,7 +414,7 @@ pub enum Error {
     Stuck {
         /// The shard.
         shard: ShardId,
-        /// What the hosts say.
+        /// What was read on the hosts.
         observed: String,
     },
     /// The map could not be published. The target serves the shard, and routers find it by the
@@ -424,7 +424,7 @@ pub enum Error {
     /// The map cannot be read.
     #[error("the map cannot be read")]
     Map(#[source] StoreError),
-    /// A stop was asked for. The source serves; the move can be resumed.
+    /// The mover was stopped. The source serves; the move can be resumed.
     #[error("shard {shard}: interrupted")]
     Interrupted {
         /// The shard.
@@ -438,7 +438,7 @@ pub enum Error {
         /// Why not.
         source: crate::schema::catalog::Error,
     },
-    /// What a host says about its shards cannot be read.
+    /// A host's answer about its shards cannot be read.
     #[error("host {host} cannot be read")]
     Facts {
         /// The host.
@@ -482,8 +482,8 @@ pub enum Error {
         /// The transactions that it waited for.
         blockers: String,
     },
-    /// Tables were added to a publication whose slot already existed, and transactions that may not
-    /// know of the publication do not end.
+    /// Tables were added to a publication with a slot that already existed, and transactions that
+    /// may not know of the publication do not end.
     #[error(
         "host {host} publishes the tables now, and waits for transactions that have changed them \
             before: {blockers}"
@@ -494,7 +494,7 @@ pub enum Error {
         /// The transactions that it waited for.
         blockers: String,
     },
-    /// Somebody reads the slot and does not stop.
+    /// Another process reads the slot and does not stop.
     #[error("the slot {slot} on host {host} is read by process {pid}, which does not end")]
     SlotBusy {
         /// The source.
@@ -514,7 +514,7 @@ pub enum Error {
         host: HostName,
         /// The slot.
         slot: String,
-        /// `gone`, `lost`, whose it is, or why it was dropped.
+        /// `gone`, `lost`, another owner, or why it was dropped.
         state: &'static str,
     },
     /// The target has lost changes that it had applied, for example by a fail-over, and the source
@@ -539,7 +539,7 @@ pub enum Error {
         /// The change and the key of its row.
         what: String,
     },
-    /// The task that follows the stream has ended. Its own error says why.
+    /// The task that follows the stream has ended. Its own error has the reason.
     #[error(
         "the stream of changes is no longer followed{}: {why}",
         of_shard(shard)
@@ -644,7 +644,7 @@ impl Error {
             .any(|class| code.starts_with(class))
     }
 
-    /// What the server has said, with its hint, if it was the server that has refused a statement.
+    /// The server's message, with its hint, if it was the server that has refused a statement.
     pub(crate) fn server_words(&self) -> Option<String> {
         match self {
             Error::Database { source, .. } if source.as_db_error().is_some() => {
@@ -686,7 +686,7 @@ impl Error {
         }
     }
 
-    /// What the server of this host said, if it had no disk space left.
+    /// The message of this host's server, if it had no disk space left.
     pub(crate) fn full_disk(&self, on: &HostName) -> Option<String> {
         match self {
             Error::Database { host, source, .. } if host == on => source
@@ -740,8 +740,8 @@ fn kept_there(left: Option<&str>) -> String {
     }
 }
 
-/// How long a copy or a comparison waits for a table that somebody has locked, as TRUNCATE, CLUSTER
-/// and VACUUM FULL do.
+/// How long a copy or a comparison waits for a table that another session has locked, as TRUNCATE,
+/// CLUSTER and VACUUM FULL do.
 pub(crate) const LOCKED_MAX: Duration = Duration::from_secs(60);
 
 /// Another move of a shard.
@@ -749,7 +749,7 @@ pub(crate) const LOCKED_MAX: Duration = Duration::from_secs(60);
 pub struct Rival {
     /// The move.
     pub id: MoveId,
-    /// Who works on it; `None` if nobody does.
+    /// Who works on it; `None` if no command does.
     pub worker: Option<Worker>,
 }
 
@@ -794,7 +794,7 @@ fn of_shard(shard: &Option<ShardId>) -> String {
         .unwrap_or_default()
 }
 
-/// The server's words: they tell an operator more than the driver's "db error".
+/// The server's message: it is more use to an operator than the driver's "db error".
 fn message_of(source: &tokio_postgres::Error) -> String {
     source
         .as_db_error()

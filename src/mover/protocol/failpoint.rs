@@ -96,8 +96,8 @@ pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 /// The failpoints of moves of unlogged tables.
 const UNLOGGED_FAILPOINTS: [&str; 3] = ["in empty unlogged", "in unlogged", "after unlogged"];
 
-/// The failpoints of repairs: a host has stood down, and nothing is committed yet; one shard of a
-/// host that is brought back is repaired, and the next one is not.
+/// The failpoints of repairs: a host has given up its shards, and nothing is committed yet; one
+/// shard of a host that is brought back is repaired, and the next one is not.
 const REPAIR_FAILPOINTS: [&str; 2] = ["after stand down", "after repair"];
 
 /// The failpoint of `complete`: an old copy is dropped, and the next one is not.

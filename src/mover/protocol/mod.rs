@@ -1,5 +1,5 @@
 //! The rules and words of a move: phases, what comes next, errors, options. Pure: no database is
-//! asked.
+//! read.
 
 pub(crate) mod bytes;
 pub(crate) mod desired;

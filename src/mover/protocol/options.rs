@@ -63,7 +63,7 @@ pub struct Options {
     pub reverse_wal_max: u64,
     /// Whether a new move prepares for its shards to be taken back.
     pub rollback: Rollback,
-    /// Online: how a table is handled whose rows the stream cannot identify.
+    /// Online: how a table is handled if the stream cannot identify its rows.
     pub replica_identity: IdentityPolicy,
     /// What unlogged tables contain at the target.
     pub unlogged: UnloggedRows,
@@ -87,8 +87,8 @@ pub struct Options {
     /// How many bytes hosts may have in shards, by the config. A plan that brings more to its
     /// target is refused.
     pub bytes_max: BTreeMap<HostName, u64>,
-    /// How [`complete`](crate::mover::Mover::complete) handles an old copy whose move was not
-    /// audited, or differs.
+    /// How [`complete`](crate::mover::Mover::complete) handles an old copy that was not audited, or
+    /// differs.
     pub unaudited: Unaudited,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,

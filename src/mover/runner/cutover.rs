@@ -200,7 +200,7 @@ impl<'d> CutOver<'d> {
     }
 
     /// Copies the rows of unlogged tables, which may take as long as the shard may be closed; a
-    /// stop is obeyed. `Some`: there is no point in going on.
+    /// stop is obeyed. `Some`: there is no point in continuing.
     async fn carry(
         &self,
         permit: &Permit<'_>,

@@ -1,8 +1,8 @@
 //! The watchdog checks every few seconds, while the shards of a group are copied and followed, that
-//! nobody alters them or their publication, and that the slot is there and does not fill the
+//! no session alters them or their publication, and that the slot is there and does not fill the
 //! source's disk.
 //!
-//! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an
+//! Invariant: it changes nothing by itself. It notifies the driver of a shard, which ends in an
 //! orderly way.
 
 use crate::mover::copy::original::Original;
@@ -177,7 +177,7 @@ impl Watchdog {
             }),
             None => Some("gone"),
         };
-        // Read after the slot: this mover says that it is about to drop it before it does.
+        // Read after the slot: this mover announces that it is about to drop it before it does.
         if let Some(lost) = lost.filter(|_| self.published.load(Ordering::SeqCst)) {
             return Ok(Some(SlotTrouble::Lost(lost)));
         }
@@ -236,7 +236,7 @@ impl Watchdog {
     }
 }
 
-/// The most WAL that a slot of ours may keep on a server: what was asked for, but at most nine
+/// The most WAL that a slot of ours may keep on a server: the requested limit, but at most nine
 /// tenths of what the server keeps before it gives up the slot.
 ///
 /// Locks: none.

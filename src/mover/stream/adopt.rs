@@ -76,8 +76,8 @@ pub(super) async fn adopt(
     Ok(state)
 }
 
-/// Whether everything that was got from a slot, up to `got`, is on the server whose timelines were
-/// left at these ends. The slot was synchronized before the first of those that count: it had
+/// Whether everything that was received from a slot, up to `got`, is on the server that left its
+/// timelines at these ends. The slot was synchronized before the first of those that count: it had
 /// confirmed no more than the standby had.
 fn is_whole(ends: &[(u32, u64)], confirmed: u64, got: u64) -> bool {
     let mut since = ends.iter().filter(|(_, end)| *end >= confirmed).peekable();

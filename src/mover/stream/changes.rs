@@ -30,7 +30,7 @@ pub(crate) struct ShardStream {
     pub(crate) hold: Hold,
     /// Transactions with a commit record that begins before this position are at the target.
     pub(crate) applied: u64,
-    /// The attempt whose marker came last.
+    /// The attempt of the marker that came last.
     pub(crate) marked: Option<i32>,
     /// The change that came after the marker, if one did.
     pub(crate) breach: Option<String>,

@@ -398,8 +398,8 @@ impl Layout {
             return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
         }
         // Not every type has an equality, but every one has an output function, and format uses
-        // that. Its text has the column's collation, which may call different texts equal. IS NULL
-        // does not work for a composite value: it is true for one whose fields are all null.
+        // that. Its text has the column's collation, in which different texts may be equal. IS NULL
+        // does not work for a composite value: it is true for one with only null fields.
         let same = |(at, column): (usize, &Column)| {
             let (name, parameter) = (&column.quoted, before + at + 1);
             format!(

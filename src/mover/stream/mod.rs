@@ -7,8 +7,8 @@
 //! is the task, which starts runs; [`state`] is what it keeps between them. [`follower`] is its
 //! handle: it sends a [`command`] and waits for a [`view`].
 //!
-//! Invariant: a source transaction is in the target whole or not at all, and once. The source is
-//! never told that something is durable which is not durable at the target.
+//! Invariant: a source transaction is in the target whole or not at all, and once. Nothing is
+//! confirmed to the source as durable that is not durable at the target.
 
 pub(crate) mod adopt;
 mod apply;

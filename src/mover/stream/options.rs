@@ -49,7 +49,7 @@ pub(crate) struct FollowerOptions {
     pub(crate) others: BTreeMap<ShardId, u64>,
     /// For how long broken connections are opened again without any progress in between.
     pub(crate) patience: Duration,
-    /// The options whose failpoints are passed.
+    /// The options with the failpoints that are passed.
     pub(crate) failpoints: Arc<Options>,
 }
 

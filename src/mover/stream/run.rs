@@ -526,7 +526,7 @@ impl<'a> Run<'a> {
     }
 
     /// Commits, unless the rows of these shards are not what this mover has written; then it finds
-    /// the shard whose lease is gone.
+    /// the shard that has lost its lease.
     async fn commit_for(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
         if self.applier.commit().await? == CommitOutcome::Yes {
             return Ok(());

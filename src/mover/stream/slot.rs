@@ -53,14 +53,14 @@ pub(crate) fn is_back(name: &str) -> bool {
     name.contains(BACK)
 }
 
-/// Whose publication and slot they are, for the ledger. A group is listed there under one of its
+/// The owner of the publication and slot, for the ledger. A group is listed there under one of its
 /// shards.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner<'a> {
     pub(crate) name: &'a str,
     pub(crate) id: MoveId,
     pub(crate) shard: ShardId,
-    /// The options whose failpoints are passed.
+    /// The options with the failpoints that are passed.
     pub(crate) options: &'a Options,
 }
 
@@ -189,8 +189,8 @@ pub(crate) async fn withdraw(source: &Session, name: &str, schema: &str) -> Resu
     Ok(())
 }
 
-/// A published table whose rows the stream can no longer identify: the OID of its schema, and the
-/// table.
+/// A published table with rows that the stream can no longer identify: the OID of its schema, and
+/// the table.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, String)>, Error> {
@@ -209,9 +209,9 @@ pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, St
         .collect()
 }
 
-/// What keeps changes of a schema's tables out of a publication of ours, if anything: somebody else
-/// has altered it. PostgreSQL leaves such changes out of the stream without any sign; from version
-/// 18 on all of them, if the publication is gone.
+/// What keeps changes of a schema's tables out of a publication of ours, if anything: another
+/// session has altered it. PostgreSQL leaves such changes out of the stream without any sign; from
+/// version 18 on all of them, if the publication is gone.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 pub(crate) async fn gap<C: GenericClient + Sync>(
@@ -244,7 +244,7 @@ pub(crate) async fn gap<C: GenericClient + Sync>(
         .query_typed(sql, &[(&name, Type::TEXT), (&schema, Type::OID)])
         .await?;
     let gap: Option<String> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
-    // What to do with a move is for its command to say; it cannot know that an old copy is of no
+    // What to do with a move is decided by its command; it cannot know that an old copy is of no
     // use any longer.
     let next = match is_back(name) {
         true => {
@@ -258,7 +258,7 @@ pub(crate) async fn gap<C: GenericClient + Sync>(
     }))
 }
 
-/// Creates the slot, unless it exists. Gives the position from which it sends changes.
+/// Creates the slot, unless it exists. Returns the position from which it sends changes.
 ///
 /// PostgreSQL waits for all transactions of the whole server that are under way and have written.
 /// After two seconds the statement is started again, until `patience` is over.
@@ -266,7 +266,7 @@ pub(crate) async fn gap<C: GenericClient + Sync>(
 /// # Errors
 /// [`Error::SlotBlocked`] names the transactions that it waited for.
 ///
-/// Locks: waits for the ends of transactions; nobody waits for it.
+/// Locks: waits for the ends of transactions; no session waits for it.
 pub(crate) async fn create_slot(
     source: &Session,
     owner: Owner<'_>,
@@ -324,7 +324,7 @@ async fn has_synchronized_slots(source: &Session) -> Result<bool, Error> {
 }
 
 /// Waits for those that [`wait_for_writers`] waits for, and makes the slot's readers look at the
-/// publication again: for tables that were published beside a slot that was there.
+/// publication again: for tables that were published when the slot already existed.
 ///
 /// Each change of such a table is decoded by what was published when the change was made. So what a
 /// transaction did before that is in no stream, nor in a snapshot that is taken before it ends.
@@ -360,7 +360,7 @@ pub(crate) async fn outwait(
 /// # Errors
 /// [`Error::PublicationBlocked`] names the transactions that it waited for.
 ///
-/// Locks: none on tables; waits for the ends of transactions, and nobody waits for it.
+/// Locks: none on tables; waits for the ends of transactions, and no session waits for it.
 pub(crate) async fn wait_for_writers(
     source: &Session,
     schemas: &[u32],
@@ -493,8 +493,8 @@ pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<Sl
     }))
 }
 
-/// The comment of a publication whose slot was adopted on the timeline that the server writes. It
-/// is SQL without a parameter. Another promotion makes it untrue.
+/// The comment of a publication after its slot was adopted on the timeline that the server writes.
+/// It is SQL without a parameter. Another promotion makes it untrue.
 const ADOPTED_HERE: &str = "'pgshard: its slot was adopted on timeline ' || \
     left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)";
 
@@ -508,7 +508,7 @@ async fn is_adopted(source: &Session, name: &str) -> Result<bool, Error> {
         quote_literal(name)
     );
     let what = "looking for what was said of the slot";
-    // Where the server does not tell its timeline, nothing is adopted.
+    // Where the server does not report its timeline, nothing is adopted.
     match source.row_if_provided(what, &sql).await? {
         Some(row) => row.get(0),
         None => Ok(false),
@@ -541,7 +541,7 @@ pub(crate) async fn valid(
 }
 
 /// Whether the server may count a stream of ours as a synchronous standby, whatever its name is:
-/// `*` is among `synchronous_standby_names`. A name that only contains an asterisk says so too,
+/// `*` is among `synchronous_standby_names`. A name that only contains an asterisk counts too,
 /// which does no harm.
 ///
 /// Locks: none.
@@ -553,9 +553,9 @@ pub(crate) async fn may_count_streams(source: &Session) -> Result<bool, Error> {
         .get(0)
 }
 
-/// Confirms a slot that nobody reads up to this position, which is beyond what it has confirmed.
+/// Advances a slot that has no reader to this position, which is beyond what it has confirmed.
 ///
-/// Locks: none. The slot is in use meanwhile, and the server reads the WAL that it keeps.
+/// Locks: none. The slot is in use during that time, and the server reads the WAL that it keeps.
 pub(crate) async fn advance(source: &Session, name: &str, position: u64) -> Result<(), Error> {
     let sql = "SELECT end_lsn FROM pg_replication_slot_advance($1, $2)";
     source
@@ -567,8 +567,8 @@ pub(crate) async fn advance(source: &Session, name: &str, position: u64) -> Resu
 /// How long a walsender may take to end.
 const END_WALSENDER: Duration = Duration::from_secs(5);
 
-/// Ends the reader of the slot: a walsender whose mover is dead, or has lost the move to this one.
-/// It must belong to our own role.
+/// Ends the reader of the slot: a walsender left by a mover that is dead, or has lost the move to
+/// this one. It must belong to our own role.
 ///
 /// # Errors
 /// When it is not ours, or still exists after five seconds.

@@ -26,7 +26,8 @@ pub(super) struct FollowerState {
     pub(super) options: FollowerOptions,
     pub(super) view: watch::Sender<View>,
     pub(super) commands: mpsc::Receiver<Command>,
-    /// The attempts whose markers make a shard ready, with the hashes of their open tokens.
+    /// By shard, the attempt that makes it ready when its marker comes, with the hash of its open
+    /// token.
     pub(super) expected: HashMap<ShardId, (i32, String)>,
     /// Numbers of the transactions applied last: a source may show a commit in its WAL before its
     /// snapshots do.

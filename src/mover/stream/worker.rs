@@ -1,4 +1,4 @@
-//! The task of a follower: it opens the connections, goes on from the last durable position, and
+//! The task of a follower: it opens the connections, continues from the last durable position, and
 //! starts again after a failure.
 //!
 //! Invariant: what a run knows about shards, chunks and positions is read from the target when it
@@ -109,7 +109,7 @@ impl Worker {
                 loop {
                     match self.state.commands.recv().await {
                         Some(Command::Stop) | None => return,
-                        // While there are no connections, nobody can pause and no marker comes.
+                        // While there are no connections, no pause is possible and no marker comes.
                         Some(Command::Expect {
                             shard,
                             attempt,
@@ -134,9 +134,9 @@ impl Worker {
 
     /// Drops a slot that its server cannot decode, so that the next mover sees that it is gone: a
     /// move copies again, and a rollback, which cannot, is refused. The source serves, so nothing
-    /// is lost with it. Gives the error to end with.
+    /// is lost with it. Returns the error to end with.
     ///
-    /// Locks: none; the slot is read by nobody else.
+    /// Locks: none; the slot has no other reader.
     async fn give_slot_up(&mut self, error: &Error) -> Result<Error, Error> {
         let options = &self.state.options;
         tracing::warn!(
@@ -216,7 +216,7 @@ impl Worker {
             slot: options.stream.clone(),
             state,
         };
-        // The progress rows say that the slot is ours, so a mover that still reads it is dead, or
+        // The progress rows show that the slot is ours, so a mover that still reads it is dead, or
         // has lost the move. It is freed before its state is read: the walsender of a broken
         // connection may still receive the position of a target that has failed over since.
         free_slot(&source, &options.stream).await?;
@@ -227,9 +227,9 @@ impl Worker {
         if let Some(state) = state.lost {
             return Err(lost(state).into());
         }
-        // Read after the slot's state: the slot is only told what is durable here, so a row that is
-        // behind it lacks something. A mover that has taken a shard meanwhile has read on from the
-        // shard's row.
+        // Read after the slot's state: only what is durable here is confirmed to the slot, so a row
+        // that is behind it lacks something. A mover that has taken a shard since then has read on
+        // from the shard's row.
         let shards = self.progress(&session).await?;
         if shards.is_empty() {
             return Ok(End::Alone);
@@ -246,8 +246,8 @@ impl Worker {
         self.state
             .view
             .send_modify(|view| view.servers = Some(servers));
-        // Invariant: a shard is followed from the position in its row. The slot was told no more
-        // than the rows said, so a row behind it has lost something since.
+        // Invariant: a shard is followed from the position in its row. No more was confirmed to the
+        // slot than was in the rows, so a row behind it has lost something since.
         if let Some(behind) = shards
             .values()
             .find(|shard| shard.applied < state.confirmed)
@@ -287,10 +287,10 @@ impl Worker {
         .await
     }
 
-    /// Whether a rollback has taken one of the shards whose old copies are fed from this stream.
-    /// While it has, the stream belongs to the rollback: two readers of one slot would end each
-    /// other's connections. The other shards lose nothing meanwhile: the slot keeps what the
-    /// rollback still lacks, and with it what they lack.
+    /// Whether a rollback has taken one of the shards with old copies that are fed from this
+    /// stream. While it has, the stream belongs to the rollback: two readers of one slot would end
+    /// each other's connections. The other shards lose nothing during that time: the slot keeps
+    /// what the rollback still lacks, and with it what they lack.
     ///
     /// Locks: ACCESS SHARE on a table of ours.
     async fn is_taken_over(&self, session: &Session) -> Result<bool, Failure> {

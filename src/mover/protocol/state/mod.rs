@@ -2,7 +2,7 @@
 //! two hosts, and of what the mover knows about itself.
 //!
 //! The databases hold the state; the mover holds none. So `resume` on another machine runs the same
-//! loop as the first run, and a step that was done, but whose journal entry was lost, is recognized
+//! loop as the first run, and a step that was done, but has lost its journal entry, is recognized
 //! by its effect. Invariant: [`next`] never returns [`Step::Unfence`] or [`Step::Discard`] once the
 //! source has decided. It never returns [`Step::DecideAndOpen`] unless the target is ready for
 //! exactly the attempt that the source is fenced for.

@@ -95,8 +95,8 @@ pub(crate) enum Goal {
 /// How far the caller wants to be taken towards the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Until {
-    /// Until only the fence is missing: the shards of a group whose fences are held back wait at
-    /// this point for each other.
+    /// Until only the fence is missing: if their fences are held back, the shards of a group wait
+    /// for each other at this point.
     Ready,
     /// To the end.
     End,
@@ -291,8 +291,8 @@ fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) 
         (Mode::Blocking, _, Some(for_attempt)) if for_attempt == attempt => {
             Step::DecideAndOpen { attempt }
         }
-        // It was built for an attempt whose fence was lost: its indexes and rows would be in the
-        // way of another copy.
+        // It was built for an attempt that lost its fence: its indexes and rows would be in the way
+        // of another copy.
         (Mode::Blocking, _, Some(_)) => Step::Unfence { attempt },
         (Mode::Blocking, _, None) => Step::Copy { attempt },
         // Online, "ready" means that the follower has applied every change. Only the mover that has
@@ -329,7 +329,7 @@ fn online(own: Own, phase: Phase, target: Target) -> Step {
         }
         (_, Stream::Off) if !is_built => Step::Prepare,
         (_, Stream::Off) => Step::HandBack,
-        // The stream is followed only for a shard whose rows have been copied.
+        // The stream is followed only for a shard after its rows have been copied.
         (Phase::Claimed | Phase::Prepared, Stream::On { .. }) => Step::Gone,
         (_, Stream::On { .. }) if !is_built => Step::Gone,
         (

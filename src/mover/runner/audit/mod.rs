@@ -61,8 +61,8 @@ pub(in crate::mover) struct Target {
 }
 
 impl Target {
-    /// Before the fence: opens a session that takes the snapshot later. Without one the move goes
-    /// on, but is not audited.
+    /// Before the fence: opens a session that takes the snapshot later. Without one the move
+    /// continues, but is not audited.
     ///
     /// Locks: none.
     pub(in crate::mover) async fn open(context: &Context, work: &ShardMove<'_>) -> Target {

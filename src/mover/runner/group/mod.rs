@@ -137,7 +137,7 @@ impl<'a> Group<'a> {
             if members.is_empty() {
                 return self.drop_shared().await;
             }
-            // This comes before anything is published: a table whose rows the stream cannot
+            // This comes before anything is published: a table with rows that the stream cannot
             // identify would refuse UPDATE and DELETE then.
             let begun = std::mem::take(&mut members);
             members = self
@@ -212,7 +212,7 @@ impl<'a> Group<'a> {
         drop_shared(self.context, &self.shared).await
     }
 
-    /// Does the same with each item, a few at a time. Gives those that go on; the ends of the
+    /// Does the same with each item, a few at a time. Returns those that continue; the ends of the
     /// others are added to `ends`.
     async fn each<I, O, F>(
         &self,

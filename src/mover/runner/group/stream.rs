@@ -25,8 +25,8 @@ const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Group<'_> {
     /// Creates publication and slot before anything is copied, or finds them. What was copied under
-    /// a slot that is gone, or whose publication somebody has altered, is copied again. Gives the
-    /// position from which the slot sends changes.
+    /// a slot that is gone, or has an altered publication, is copied again. Returns the position
+    /// from which the slot sends changes.
     pub(super) async fn slot(
         &self,
         source: &Session,
@@ -69,7 +69,7 @@ impl Group<'_> {
         if kept.is_some()
             && let Some(gap) = self.gap(source, members, &there).await?
         {
-            // While no mover looked. Which changes are missing nobody knows, and a publication that
+            // While no mover looked. Which changes are missing is unknown, and a publication that
             // is made whole again does not bring them back.
             tracing::warn!(host = %self.shared.source, gap, "the shards are copied again");
             slot::drop_slot(source, &name).await?;
@@ -143,8 +143,8 @@ impl Group<'_> {
         Ok(position)
     }
 
-    /// What keeps changes of these shards out of the slot's stream, if anything: of those whose
-    /// changes were taken from it before.
+    /// What keeps changes of these shards out of the slot's stream, if anything: only shards with
+    /// changes that were taken from it before count.
     ///
     /// Locks: as [`slot::gap`].
     async fn gap(
@@ -284,9 +284,9 @@ struct There {
 }
 
 impl There {
-    /// Whether the target has what the journal's phase says, and everything that a slot with this
-    /// confirmed position no longer sends. A target that failed over may have less, because its
-    /// standby did.
+    /// Whether the target has what it must have in the journal's phase, and everything that a slot
+    /// with this confirmed position no longer sends. A target that failed over may have less,
+    /// because its standby did.
     fn can_go_on(&self, phase: Phase, confirmed: Option<u64>) -> bool {
         let loaded = phase >= Phase::Loaded;
         let whole = self.built && (!loaded || self.applied.is_some());

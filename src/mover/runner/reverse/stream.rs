@@ -98,13 +98,13 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
     slot::drop_publication(target, name).await
 }
 
-/// Drops both if no shard of the move that came from this source to this target can be taken back
+/// Drops both if no shard of the move that came from this source to this target can be rolled back
 /// any longer. Returns true if they existed.
 ///
 /// While shards are under way, those of their mover are left alone, which may be between
-/// publication, slot and first fence: whoever ends a move in the other direction comes here, too.
-/// Only a slot that is spoiled is dropped all the same, since a mover that is dead would let it
-/// fill the disk.
+/// publication, slot and first fence: a mover that ends a move in the other direction comes here,
+/// too. Only a slot that is spoiled is dropped all the same, since a mover that is dead would let
+/// it fill the disk.
 ///
 /// Locks: none on any table.
 pub(crate) async fn tidy_up(
@@ -252,7 +252,7 @@ pub(crate) fn look_after<'a>(
                     remove(target, &name).await?;
                     say(format!("dropped {name}; no host knows its move"));
                 }
-                // Its source could not be asked.
+                // Its source could not be reached.
                 None => {}
             }
         }
@@ -331,7 +331,7 @@ pub(crate) async fn judge(
     Ok((given_up > 0).then_some(why))
 }
 
-/// Gives up the reverse replications of shards whose old copies lack changes that the slot no
+/// Gives up the reverse replications of shards if their old copies lack changes that the slot no
 /// longer sends. It is read after the slot's state, since changes are confirmed to the slot once
 /// they are durable.
 async fn lose_what_lacks(
