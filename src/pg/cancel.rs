@@ -1,4 +1,4 @@
-//! Asks a server to cancel the statement that runs on a connection.
+//! Requests that a server cancels the statement that runs on a connection.
 //!
 //! The driver closes the connection of such a request as soon as the request is written. A pooler
 //! takes that for a client that has changed its mind, and drops the request; PgBouncer before 1.19

@@ -33,7 +33,7 @@ pub struct Connection {
     driver: Driver,
     client: Client,
     canceller: Canceller,
-    /// Which server answers, as it said when the connection was opened.
+    /// Which server answers, as of when the connection was opened.
     server: Server,
     vitals: Arc<Vitals>,
 }
@@ -41,18 +41,17 @@ pub struct Connection {
 /// What `search_path` a session begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchPath {
-    /// `pg_catalog, pg_temp`. With any other, whoever may create objects in a schema on it can have
-    /// our role run his: an operator with no exact match in `pg_catalog` is looked for there
-    /// (CVE-2018-1058).
+    /// `pg_catalog, pg_temp`. With any other, every role that may create objects in a schema on it
+    /// can have our role run them: an operator with no exact match in `pg_catalog` is looked for
+    /// there (CVE-2018-1058).
     Closed,
-    /// What the server has for the role. An application's statements count on it, and a pooler's
-    /// session would keep another for whoever comes next.
+    /// The role's setting on the server. An application's statements count on it, and a pooler's
+    /// session would keep another for its next client.
     OfTheRole,
 }
 
 /// Statements of ours run with nothing but this. Two settings that a role may have been given
-/// change how what is asked looks, or which of our texts the server takes: they are always the
-/// same.
+/// change how an answer looks, or which of our texts the server takes: they are always the same.
 pub(super) const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; SET quote_all_identifiers = off; \
     SET backslash_quote = safe_encoding";
 
@@ -66,7 +65,7 @@ struct Opening<'a> {
     watched: WatchPolicy,
 }
 
-/// Whether somebody looks that a connection does not wait for what never comes.
+/// Whether a task checks that a connection does not wait for an answer that never comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchPolicy {
     Yes,
@@ -76,19 +75,19 @@ enum WatchPolicy {
 
 impl ConnectOptions {
     /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string
-    /// says otherwise. The session's `search_path` is `pg_catalog, pg_temp`, so that nothing of a
-    /// stranger's is taken for a function or an operator of PostgreSQL's: name the schema of all
-    /// else. Do not go through a pooler in transaction mode.
+    /// has another. The session's `search_path` is `pg_catalog, pg_temp`, so that no other role's
+    /// function or operator is taken for one of PostgreSQL's: name the schema of all else. Do not
+    /// go through a pooler in transaction mode.
     ///
     /// Several addresses are tried one after the other, beginning with the one that answered last.
-    /// For the first connection all are asked, and the primary of the latest timeline is taken.
+    /// For the first connection all are queried, and the primary of the latest timeline is taken.
     /// `connect_timeout` limits the time until an address is connected, and twice that limits all
-    /// that is done there (so a server that takes the connection but then says nothing is noticed
-    /// too). The server is asked which one it is, in one round trip. Once any clone of these
-    /// options knows of a later timeline of the host, connections to an earlier one are closed.
+    /// that is done there (so a server that takes the connection but then sends nothing is noticed
+    /// too). One round trip reads which server it is. Once any clone of these options knows of a
+    /// later timeline of the host, connections to an earlier one are closed.
     ///
-    /// Whoever waits on the connection does not wait for ever: when nothing has come for as long as
-    /// `keepalives_idle` says, the server is asked over another connection whether it is at work.
+    /// A caller that waits on the connection does not wait for ever: when nothing has come for as
+    /// long as `keepalives_idle` allows, another connection checks whether the server is at work.
     /// If it is not, or does not answer, the connection is closed. An answer of more than a
     /// gigabyte closes it too.
     ///
@@ -180,7 +179,7 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// Opens the first connection of a process when there are several addresses. All are asked,
+    /// Opens the first connection of a process when there are several addresses. All are queried,
     /// because the first in the text may be a former primary. Once one has answered, the others
     /// have [`Self::OTHERS_MAX`] to answer.
     async fn open_newest(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
@@ -244,7 +243,7 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// Asks every address which server is there, all at the same time. No server is refused, and
+    /// Queries every address for its server, all at the same time. No server is refused, and
     /// nothing is learned.
     #[cfg(feature = "ops")]
     pub(crate) fn ask_each<'a>(
@@ -257,7 +256,7 @@ impl ConnectOptions {
         })
     }
 
-    /// Opens a connection to one address and asks which server is there.
+    /// Opens a connection to one address and reads which server is there.
     pub(crate) async fn reach(
         &self,
         index: usize,
@@ -396,8 +395,8 @@ impl ConnectOptions {
             let mut connection = open().await?;
             connection.server = match connection.begin(search_path).await {
                 Ok(server) => server,
-                // The connection was ended. That says nothing about the server, so it is asked once
-                // more.
+                // The connection was ended. That means nothing about the server, so it is queried
+                // once more.
                 Err(_) => {
                     connection = open().await?;
                     connection.begin(search_path).await.map_err(refused)?
@@ -435,7 +434,7 @@ impl ConnectOptions {
         }
     }
 
-    /// The connection, if its server is of the kind that `target_session_attrs` asks for.
+    /// The connection, if its server is of the kind that `target_session_attrs` requires.
     fn fit(&self, index: usize, connection: Connection) -> Result<Connection, ConnectError> {
         let read_only = connection.server.read_only;
         let wanted = match self.config.get_target_session_attrs() {
@@ -524,7 +523,7 @@ impl Connection {
         &self.client
     }
 
-    /// Which server answers, as it said when the connection was opened.
+    /// Which server answers, as of when the connection was opened.
     pub fn server(&self) -> Server {
         self.server
     }
@@ -544,7 +543,7 @@ impl Connection {
         self.driver.handle()
     }
 
-    /// Sets the path, and asks the server which one it is, in one round trip.
+    /// Sets the path, and reads which server it is, in one round trip.
     async fn begin(&self, search_path: SearchPath) -> Result<Server, tokio_postgres::Error> {
         let close = async {
             match search_path {
@@ -557,19 +556,19 @@ impl Connection {
         Ok(said.server)
     }
 
-    /// Asks the server which one it is; a standby may have become a primary.
+    /// Reads which server it is; a standby may have become a primary.
     pub(crate) async fn read_server(&self) -> Result<Server, tokio_postgres::Error> {
         identity::read_identity(&self.client)
             .await
             .map(|said| said.server)
     }
 
-    /// Asks the server, over another connection, to end the statement that runs on this one.
-    /// Returns when the server has taken note; that does not say whether a statement ran, or which.
-    /// The future does not need this connection any more.
+    /// Cancels, over another connection, the statement that runs on this one. Returns when the
+    /// server has processed the request; that does not show whether a statement ran, or which. The
+    /// future does not need this connection any more.
     ///
     /// # Errors
-    /// When the server cannot be asked, or takes no note within two seconds.
+    /// When the server cannot be reached, or does not process the request within two seconds.
     ///
     /// # Cancel safety
     /// Once it was polled the request is sent, also when the future is dropped.
@@ -577,7 +576,7 @@ impl Connection {
         self.canceller.clone().cancel()
     }
 
-    /// Can ask for that without the connection.
+    /// Can cancel the statement without the connection.
     pub(crate) fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }
@@ -597,7 +596,7 @@ impl Connection {
         let Connection {
             mut driver, client, ..
         } = self;
-        // The driver, told that nothing more comes, waits for the answers and then says good-bye.
+        // The driver, now that the client is gone, waits for the answers and then sends Terminate.
         drop(client);
         driver.ended().await;
     }

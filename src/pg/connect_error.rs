@@ -30,15 +30,15 @@ pub enum ConnectError {
     Unreachable {
         /// `user@address/database`.
         to: String,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The server refuses, or says what cannot be understood.
+    /// The server refuses, or sends a message that cannot be understood.
     #[error("cannot connect to {to}")]
     Refused {
         /// `user@address/database`.
         to: String,
-        /// What the driver says.
+        /// The driver's error.
         source: tokio_postgres::Error,
     },
     /// The server did not answer in time.
@@ -81,7 +81,7 @@ pub enum ConnectError {
         /// Why.
         source: Impostor,
     },
-    /// Two servers take writes, and nothing tells which of them is the host.
+    /// Two servers take writes, and nothing shows which of them is the host.
     #[error(
         "{to}: both {first} and {second} take writes, and neither is known to be the later: stop \
             the one that is not the host (docs/high-availability.md)"

@@ -7,8 +7,8 @@ pub(crate) const CAN_DECODE: &str = "(pg_catalog.current_setting('wal_level') = 
     OR pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 190000
         AND pg_catalog.current_setting('wal_level') <> 'minimal')";
 
-/// The role whose members may use replication slots on Amazon RDS and Aurora, where no role of a
-/// customer has the attribute REPLICATION.
+/// The role with members that may use replication slots on Amazon RDS and Aurora, where no role of
+/// a customer has the attribute REPLICATION.
 pub(crate) const RDS_REPLICATION: &str = "rds_replication";
 
 /// Whether a role, given by an expression for its OID, may create replication slots, as far as the

@@ -1,9 +1,9 @@
-//! Looks at the messages between the driver and a server before the driver reads them. The driver
-//! believes what a server says of lengths, and collects what an answer has; a server that is not
-//! ours, or was taken over, would fill the memory with that. And it answers whatever a server asks
-//! for, with the password itself if that is what is asked.
+//! Checks the messages between the driver and a server before the driver reads them. The driver
+//! trusts the lengths that a server sends, and collects all of an answer; a server that is not
+//! ours, or was taken over, would fill the memory with that. And it responds to every
+//! authentication request, with the password itself if that is requested.
 //!
-//! Invariant: nothing that a server says makes a connection wait for a message that cannot be, or
+//! Invariant: nothing that a server sends makes a connection wait for a message that cannot be, or
 //! an answer to a statement of ours grow without a bound; and the driver gets no request to
 //! authenticate that `require_auth` forbids.
 
@@ -25,26 +25,27 @@ pub(super) const LONGEST_MESSAGE: usize = 0x3fff_ffff;
 /// than this: the longest describes a row of 1664 columns.
 const SHORT_MESSAGE: usize = 1024 * 1024;
 
-/// What a server may say before it takes the first statement. Its settings are a few kilobytes.
+/// How much a server may send before it takes the first statement. Its settings are a few
+/// kilobytes.
 const GREETING_MAX: u64 = 1024 * 1024;
 
 /// What the answer to one statement of ours may have: the longest row, and a little. The longest
 /// that there are list what a host's catalogs have.
 const ANSWER_MAX: u64 = (LONGEST_MESSAGE + SHORT_MESSAGE) as u64;
 
-/// What a message costs in memory beside its bytes.
+/// What a message costs in memory in addition to its bytes.
 const MESSAGE_COST: u64 = 128;
 
 /// So many bytes of an answer are progress, and so is its end. Slower than that, by the times that
-/// a watch takes for long, is no network, but somebody who wants us to wait.
+/// a watch takes for long, is no network, but a server that wants us to wait.
 const PART: u64 = 1024;
 
-/// Whose statements a connection carries.
+/// Which statements a connection carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Statements {
     /// Ours: an answer has a bound.
     Ours,
-    /// An application's. How much it asks for is its affair.
+    /// An application's. How much it reads is its affair.
     OfAnApplication,
 }
 
@@ -52,14 +53,14 @@ pub(super) enum Statements {
 #[derive(Clone)]
 pub(super) struct Terms {
     pub(super) statements: Statements,
-    /// In which ways it may ask who connects.
+    /// Which ways of authentication it may request.
     pub(super) require_auth: Option<RequireAuth>,
 }
 
 /// What is looked for in the bytes at this place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The byte by which a server says whether it speaks TLS.
+    /// The byte by which a server shows whether it speaks TLS.
     TlsAnswer,
     /// What is within TLS, which another guard looks at.
     Sealed,
@@ -154,7 +155,7 @@ impl Guard {
     /// Looks at what came.
     ///
     /// # Errors
-    /// When it cannot be a message, or is more than a server has to say.
+    /// When it cannot be a message, or is more than a server has to send.
     fn came(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         if !bytes.is_empty() {
             self.vitals.hears();
@@ -269,7 +270,7 @@ impl Guard {
         match self.tag {
             b'Z' => {
                 self.cost = 0;
-                // The first ends the greeting, and was not asked for.
+                // The first ends the greeting, and answers no request.
                 if self.stage == Stage::Greeting {
                     self.stage = Stage::Answers;
                 } else {
@@ -332,7 +333,7 @@ impl Guard {
         )
     }
 
-    /// What it says of these bytes.
+    /// What it makes of these bytes.
     pub(super) fn came_all<'a>(
         mut self,
         parts: impl IntoIterator<Item = &'a [u8]>,
@@ -367,7 +368,7 @@ impl<S> GuardedStream<S> {
         }
     }
 
-    /// The server is asked for TLS on it first.
+    /// TLS is requested on it first.
     pub(super) fn asking(inner: S, terms: Terms, vitals: Arc<Vitals>) -> GuardedStream<S> {
         GuardedStream {
             inner,

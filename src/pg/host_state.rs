@@ -1,5 +1,5 @@
-//! The state of a host, by how it answers: the one place that tells a server that is gone from one
-//! that answers with an error.
+//! The state of a host, by how it answers: the one place that distinguishes a server that is gone
+//! from one that answers with an error.
 //!
 //! Invariant: [`HostState::Unreachable`] is the only state in which a host can be gone. A server
 //! that spoke PostgreSQL runs, and may serve its shards to others, whatever error it sent.

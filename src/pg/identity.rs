@@ -1,9 +1,9 @@
 //! Which server answers under a host's name, and whether it is still the host.
 //!
 //! After a fail-over the former primary may come back as it was: it takes writes that the promoted
-//! server never gets. A promotion raises the timeline, which tells the two apart. The system
-//! identifier tells a server of another cluster. What is known of a host, its [`Record`], only
-//! grows: by generation, which an operator raises by accepting a server, then by timeline.
+//! server never gets. A promotion raises the timeline, which distinguishes the two. The system
+//! identifier distinguishes a server of another cluster. What is known of a host, its [`Record`],
+//! only grows: by generation, which an operator raises by accepting a server, then by timeline.
 //!
 //! Invariant: once a process has seen a host at a timeline, no connection of an older one is used
 //! there. New ones are refused, and open ones are closed, whatever they are in the middle of.
@@ -14,7 +14,7 @@ use super::state::ends_the_connection;
 use tokio::task::AbortHandle;
 use tokio_postgres::{Client, Row};
 
-/// Which server it is, as it says itself.
+/// Which server it is, by its own answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The system identifier, which a server has in common with its standbys, and with any other
@@ -24,15 +24,15 @@ pub struct Identity {
     pub timeline: Option<u32>,
 }
 
-/// What a server says when it is asked which one it is.
+/// A server's answer to the query which one it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Server {
-    /// `None` where it does not say: some services have taken the functions away.
+    /// `None` where it does not report one: some services have taken the functions away.
     pub identity: Option<Identity>,
     /// Whether transactions are read only there, as on a standby.
     pub read_only: bool,
-    /// When it was started, in seconds since 1970: two addresses that lead to one server say the
-    /// same.
+    /// When it was started, in seconds since 1970: the same for two addresses that lead to one
+    /// server.
     started: f64,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Records {
     awaited: Option<Record>,
 }
 
-/// What an answer at one of a host's addresses says of the host.
+/// What an answer at one of a host's addresses means for the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressAnswer {
     /// Nothing new: a standby, or the host.
@@ -65,7 +65,7 @@ pub(crate) enum AddressAnswer {
     Later,
     /// Another server that takes writes.
     Impostor(Impostor),
-    /// Another server that takes writes, and nothing tells which is the host.
+    /// Another server that takes writes, and nothing shows which is the host.
     Rival,
 }
 
@@ -101,7 +101,7 @@ pub enum Impostor {
 /// A server's answer on one connection.
 pub(super) struct ServerAnswer {
     pub(super) server: Server,
-    /// The process that serves the connection; 0 where it does not say.
+    /// The process that serves the connection; 0 where it is not reported.
     pub(super) process: i32,
 }
 
@@ -123,7 +123,7 @@ const WHO_UNSTARTED: &str = "SELECT pg_catalog.current_setting('transaction_read
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     0::pg_catalog.float8, pg_catalog.pg_backend_pid()";
 
-/// Asks a server that refuses [`WHO`] at least whether it takes writes.
+/// Reads at least whether it takes writes, on a server that refuses [`WHO`].
 const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
 
 /// What the server has recorded of its own host, the last generation first.
@@ -131,10 +131,10 @@ const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline 
     pgshard.identity i \
     JOIN pgshard.cluster c ON c.host_name = i.host_name ORDER BY i.generation DESC";
 
-/// Asks a server which one it is.
+/// Reads which server it is.
 ///
 /// # Errors
-/// When the connection is lost, or the server does not even say whether it takes writes.
+/// When the connection is lost, or the server does not even report whether it takes writes.
 pub(super) async fn read_identity(client: &Client) -> Result<ServerAnswer, tokio_postgres::Error> {
     for who in [WHO, WHO_UNSTARTED] {
         match client.query_typed(who, &[]).await {
@@ -184,7 +184,7 @@ pub(super) fn timeline(file: &str) -> Option<u32> {
     u32::from_str_radix(file.get(..8)?, 16).ok()
 }
 
-/// What the server has recorded of its own host, if it belongs to a cluster. This is asked when the
+/// What the server has recorded of its own host, if it belongs to a cluster. This is read when the
 /// server is not the one that was known.
 pub(super) async fn own_records(client: &Client) -> Vec<Record> {
     let rows = client
@@ -207,7 +207,7 @@ pub(crate) fn record(row: &Row, first: usize) -> Option<Record> {
 }
 
 impl Server {
-    /// The timeline that it writes. `None` for a standby, and where it does not say.
+    /// The timeline that it writes. `None` for a standby, and where it is not reported.
     pub fn timeline(&self) -> Option<u32> {
         self.identity?.timeline
     }
@@ -231,7 +231,7 @@ impl Server {
 
 #[cfg(test)]
 impl Server {
-    /// A server whose start time is this number.
+    /// A server that was started at this time.
     pub(crate) fn of_test(identity: Option<Identity>, number: usize) -> Server {
         Server {
             identity,
@@ -251,8 +251,8 @@ impl Records {
         }
     }
 
-    /// Both, the awaited server first: whoever takes them in one by one knows it when the other
-    /// comes.
+    /// Both, the awaited server first: a caller that takes them in one by one knows it when the
+    /// other comes.
     pub(crate) fn each(self) -> impl Iterator<Item = Record> {
         self.awaited.into_iter().chain(self.record)
     }
@@ -332,14 +332,13 @@ impl Record {
         }
     }
 
-    /// The last of these records, which are one server's, if they say that it took the place of
-    /// this one.
+    /// The last of these records, which are one server's, if by them it took the place of this one.
     fn replaced_by(&self, records: &[Record]) -> Option<Record> {
         let last = *records.iter().find(|record| !record.is_awaited())?;
         (last.generation > self.generation && self.is_among(records)).then_some(last)
     }
 
-    /// Whether these records, which are one server's, say that it was this one, or took its place.
+    /// Whether by these records, which are one server's, it was this one, or took its place.
     fn is_among(&self, records: &[Record]) -> bool {
         records.iter().any(|record| {
             record.system == self.system
@@ -357,9 +356,9 @@ pub(super) struct SharedKnowledge(Mutex<HostKnowledge>);
 #[derive(Default)]
 struct HostKnowledge {
     records: Records,
-    /// Whether all addresses were asked once.
+    /// Whether all addresses were queried once.
     settled: bool,
-    /// The primary that answered on the newest connection, if it said which one it is.
+    /// The primary that answered on the newest connection, if it reported which one it is.
     host: Server,
     open: Vec<(Identity, AbortHandle)>,
 }
@@ -416,7 +415,7 @@ impl SharedKnowledge {
         self.state().learn(record);
     }
 
-    /// Takes in what a server says of itself, if it is of the known system, or awaited.
+    /// Takes in a server's answer about itself, if it is of the known system, or awaited.
     pub(super) fn learn_of(&self, server: Server) -> AddressAnswer {
         let Some((identity, timeline)) = server
             .identity
@@ -447,8 +446,8 @@ impl SharedKnowledge {
         }
     }
 
-    /// Takes a connection as one to the host, until a later server is known; or says why it leads
-    /// elsewhere. A server that does not say which one it is is taken.
+    /// Takes a connection as one to the host, until a later server is known; or returns why it
+    /// leads elsewhere. A server that does not report which one it is is taken.
     pub(super) fn admit(&self, server: Server, driver: AbortHandle) -> Result<(), Impostor> {
         let Some(identity) = server.identity else {
             return Ok(());
@@ -475,8 +474,8 @@ impl SharedKnowledge {
         Ok(())
     }
 
-    /// Takes in what a server has recorded, if that says that an operator has accepted it in place
-    /// of the known one, or awaits another in its place.
+    /// Takes in what a server has recorded, if by that an operator has accepted it in place of the
+    /// known one, or awaits another in its place.
     pub(super) fn accept(&self, records: &[Record]) -> bool {
         let mut state = self.state();
         let Some(known) = state.records.record else {

@@ -16,9 +16,8 @@ use super::require_auth::RequireAuth;
 use super::service;
 use super::tls::TlsOptions;
 
-/// The environment variables that stand in for keys about how far a server is trusted, as in libpq.
-/// None of those that select the server: the config names it, and it is the same one in every
-/// process.
+/// The environment variables that replace keys about how far a server is trusted, as in libpq. None
+/// of those that select the server: the config names it, and it is the same one in every process.
 const ENVIRONMENT: [(&str, &str); 13] = [
     ("channel_binding", "PGCHANNELBINDING"),
     ("gssencmode", "PGGSSENCMODE"),

@@ -1,6 +1,6 @@
 //! PostgreSQL as the rest of the crate sees it: how to [connect](ConnectOptions), how to
-//! [quote](quote_ident), which SQLSTATE means what ([`state`]), how an error is told ([`cause`]),
-//! and SQL whose schema is filled in later ([`Template`]).
+//! [quote](quote_ident), which SQLSTATE means what ([`state`]), how an error is shown ([`cause`]),
+//! and SQL with a schema that is filled in later ([`Template`]).
 //!
 //! Invariant: no password leaves this module (not in `Debug`, errors or logs), and every name or
 //! text that goes into SQL goes through [`quote_ident`] or [`quote_literal`].
@@ -76,6 +76,6 @@ pub use sessions::{Session, Sessions};
 pub use template::Template;
 pub use tls::{RootCert, SslMode, TlsError, TlsOptions, TlsVersion};
 
-/// The `cluster_name` of servers whose rows may be lost: their settings put nothing at risk.
+/// The `cluster_name` of servers with rows that may be lost: their settings put nothing at risk.
 #[cfg(any(feature = "dev", feature = "ops"))]
 pub(crate) const THROWAWAY: &str = "pgshard throwaway";

@@ -46,7 +46,8 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     }
     // Half-open connections are found within a minute. The kernel alone takes two hours to probe
     // and eleven minutes more to give up, and a quarter of an hour for data that was sent and never
-    // acknowledged. A mover whose target is cut off would keep its shard closed for as long.
+    // acknowledged. A mover that is cut off from its target would keep its shard closed for as
+    // long.
     if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
         config.keepalives_idle(Duration::from_secs(30));
     }

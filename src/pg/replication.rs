@@ -27,8 +27,8 @@ use super::state::{LOGIN_AGAIN, is_refused_login};
 use super::tls::{SslMode, TlsError};
 use super::vitals::{LOOKS, Patience, Sign, check_progress};
 
-/// The process, the system identifier and, from a primary, the log file that it writes, whose name
-/// begins with the timeline.
+/// The process, the system identifier and, from a primary, the log file that it writes, with a name
+/// that begins with the timeline.
 const WHO: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_backend_pid(), \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN \
@@ -130,7 +130,7 @@ pub(crate) struct Reader {
     buffer: BytesMut,
     options: ConnectOptions,
     index: usize,
-    /// The process of the server that sends; 0 where it does not say.
+    /// The process of the server that sends; 0 where it is not reported.
     process: i32,
 }
 
@@ -192,7 +192,7 @@ impl ConnectOptions {
     }
 
     /// Checks that the server writes the timeline at which the host is known. A server that does
-    /// not say is taken.
+    /// not report it is taken.
     async fn check_primary(
         &self,
         index: usize,
@@ -284,7 +284,7 @@ impl ConnectOptions {
         Ok(connection)
     }
 
-    /// The socket, with TLS as the options ask for, the name that it was opened with, and what the
+    /// The socket, with TLS as the options require, the name that it was opened with, and what the
     /// connection can be bound to.
     async fn open_socket(&self, index: usize) -> Result<Opened, ReplicationError> {
         let failed = |source| ReplicationError::Socket {
@@ -387,7 +387,7 @@ impl Replication {
             }
             let request = message.body.get_u32();
             asked.take(request).map_err(|why| unsupported(&why))?;
-            // Only a proof that is bound to this very connection says that nobody sits in between.
+            // Only a proof that is bound to this very connection rules out a man in the middle.
             if matches!(request, 0 | 3 | 5) && binding == ChannelBinding::Require && !proof.bound {
                 return Err(unsupported(
                     "the server did not use channel binding, which channel_binding=require wants",
@@ -574,8 +574,8 @@ impl Proof {
                         connection",
                 );
             }
-            // A server that could bind it learns from this that somebody has taken that out of its
-            // offer.
+            // A server that could bind it learns from this that its offer was stripped of that on
+            // the way.
             Some(_) if offers(sasl::SCRAM_SHA_256) => {
                 (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested())
             }
@@ -599,8 +599,8 @@ impl Reader {
         }
     }
 
-    /// Waits until something has come. If nothing does, the server is asked over another connection
-    /// whether it is at work on this one.
+    /// Waits until something has come. If nothing does, another connection checks whether the
+    /// server is at work on this one.
     ///
     /// # Errors
     /// When the connection breaks or is dead.
@@ -616,7 +616,7 @@ impl Reader {
             if let Ok(read) = tokio::time::timeout(limit, self.read()).await {
                 return read;
             }
-            // What comes while the server is asked is there at the next turn.
+            // What comes during the check is there at the next turn.
             let sign = check_progress(self.options.clone(), self.index, self.process).await;
             looks = if sign == Sign::Busy { 0 } else { looks + 1 };
             if looks > LOOKS {
@@ -688,8 +688,8 @@ impl Writer {
         self.send(&buffer).await
     }
 
-    /// Tells the server, on a running stream, up to where everything is written, and up to where it
-    /// is flushed and applied.
+    /// Reports to the server, on a running stream, up to where everything is written, and up to
+    /// where it is flushed and applied.
     pub(crate) async fn status(
         &mut self,
         written: u64,

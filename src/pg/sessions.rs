@@ -130,7 +130,7 @@ impl Sessions {
             pool,
             failed,
         };
-        // Those of a host whose config has changed, or that was removed, end by themselves: no call
+        // Those of a host with a changed config, or that was removed, end by themselves: no call
         // uses them, and a program has few.
         hosts.retain(|known| known.pool.status().size > 0);
         hosts.push(host.clone());

@@ -1,4 +1,4 @@
-//! Addresses that have not answered, remembered for a moment: a command that asks a host several
+//! Addresses that have not answered, remembered for a moment: a command that queries a host several
 //! times, one after the other, waits for its whole limit once.
 
 use std::collections::BTreeMap;

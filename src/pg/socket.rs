@@ -20,7 +20,7 @@ pub(super) enum Socket {
 }
 
 impl ConnectOptions {
-    /// Opens a socket to one of the addresses. A name may stand for several: they are tried one
+    /// Opens a socket to one of the addresses. A name may resolve to several: they are tried one
     /// after the other, and each has `connect_timeout`.
     pub(super) async fn dial(&self, index: usize) -> io::Result<Socket> {
         let (port, limit) = (self.port(index), self.connect_timeout());

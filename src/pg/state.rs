@@ -1,4 +1,4 @@
-//! The SQLSTATEs that a move can make an application see, and those that say what became of a
+//! The SQLSTATEs that a move can make an application see, and those that show what became of a
 //! statement or its connection. The rest is `tokio_postgres::error::SqlState`.
 
 use tokio_postgres::error::{DbError, Severity, SqlState};
@@ -19,8 +19,8 @@ pub fn is_signpost(error: &tokio_postgres::Error) -> bool {
 }
 
 /// Whether a shard that is fenced, has moved or is not open yet can make a statement fail like
-/// this, besides [`is_signpost`]: classes 42 (a name is missing, or means something else), 0A (not
-/// on a view), 3F (no such schema) and 55 (object not in the right state).
+/// this, in addition to [`is_signpost`]: classes 42 (a name is missing, or means something else),
+/// 0A (not on a view), 3F (no such schema) and 55 (object not in the right state).
 ///
 /// Such an error may just as well be the application's own mistake: look at the host's
 /// `pgshard.shard` row before believing either.
@@ -37,7 +37,7 @@ pub fn may_be_moved(error: &tokio_postgres::Error) -> bool {
 pub(crate) enum Class {
     /// The statement or its values.
     Application,
-    /// The statement, by the protocol: the number of its parameters, say.
+    /// The statement, by the protocol: the number of its parameters, for example.
     Protocol,
     /// A signpost: the shard is served elsewhere.
     Moved,
@@ -133,7 +133,7 @@ pub fn is_conflict(code: &SqlState) -> bool {
 }
 
 /// Whether the server refused to write: the transaction may only read, or the server is a standby
-/// (since a fail-over, say).
+/// (since a fail-over, for example).
 pub fn is_read_only(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
@@ -141,8 +141,8 @@ pub fn is_read_only(error: &tokio_postgres::Error) -> bool {
 /// Whether the sender of the error has ended the connection with it: what was on its way then may
 /// have taken effect.
 ///
-/// A server says so twice, once in words of its own language. A pooler, PgBouncer for one, says it
-/// once, in English.
+/// A server sends the severity twice, once in its own language. A pooler, PgBouncer for one, sends
+/// it once, in English.
 pub(crate) fn ends_the_connection(error: &DbError) -> bool {
     match error.parsed_severity() {
         Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),

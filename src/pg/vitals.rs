@@ -1,9 +1,9 @@
 //! Whether a connection that is waited on is alive.
 //!
-//! A server may work on a statement for hours and say nothing. A connection whose other side is
-//! gone, or that a firewall or a proxy has forgotten, says nothing either. The kernel tells only
-//! where the peer's kernel does not answer. So who has waited for long asks the server over another
-//! connection whether it is at work on this one.
+//! A server may work on a statement for hours and send nothing. A connection that has lost its
+//! other side, or that a firewall or a proxy has forgotten, is silent too. The kernel notices only
+//! where the peer's kernel does not answer. So after a long wait another connection checks whether
+//! the server is at work on this one.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::options::ConnectOptions;
 /// What the guards of a connection note.
 #[derive(Default)]
 pub(super) struct Vitals {
-    /// Answers that were asked for and have not ended. Negative for no longer than two threads
+    /// Answers that were requested and have not ended. Negative for no longer than two threads
     /// need.
     awaited: AtomicU64,
     ended: AtomicU64,
@@ -92,17 +92,17 @@ impl Vitals {
         self.awaited.load(Ordering::Relaxed) > self.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether the server has the next word. Not where rows are there that nobody has read yet.
+    /// Whether the server has to send next. Not where rows are there that were not read yet.
     pub(super) fn is_waiting(&self) -> bool {
         self.is_awaiting() && self.starving.load(Ordering::Relaxed)
             || self.choking.load(Ordering::Relaxed)
     }
 }
 
-/// What the server's answer says of a connection.
+/// What the server's answer means for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// It is at work, or nobody can tell.
+    /// It is at work, or that cannot be known.
     Busy,
     /// It waits for us, as we do for it.
     Idle,
@@ -116,20 +116,20 @@ pub(super) enum Sign {
 const WHAT_IT_DOES: &str = "SELECT state, wait_event_type FROM pg_catalog.pg_stat_activity \
     WHERE pid OPERATOR(pg_catalog.=) $1";
 
-/// So many looks must say that a connection is dead. An answer may be on its way at the time of
+/// So many looks must find that a connection is dead. An answer may be on its way at the time of
 /// one.
 pub(super) const LOOKS: u32 = 2;
 
 /// How long a connection may be silent while its server has the next word.
 pub(crate) struct Patience {
-    /// Before the server is asked.
+    /// Before the first check.
     pub(crate) idle: Duration,
     /// Between two questions.
     pub(crate) interval: Duration,
 }
 
 impl ConnectOptions {
-    /// What the options for the kernel's own keepalives say of it; `None` with `keepalives=0`.
+    /// What the options for the kernel's own keepalives mean for it; `None` with `keepalives=0`.
     pub(crate) fn patience(&self) -> Option<Patience> {
         let interval = self
             .config
@@ -151,8 +151,8 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Returns when the connection is dead, with the reason. `keepalives_idle` is how long nothing
-    /// may come before the server is asked, `keepalives_interval` how often it is asked then, and
-    /// with `keepalives=0` nobody looks.
+    /// may come before the first check, `keepalives_interval` how often it is repeated then, and
+    /// with `keepalives=0` there is none.
     pub(super) async fn given_up(self) -> String {
         let Some(Patience { idle, interval }) = self.options.patience() else {
             return std::future::pending().await;
@@ -189,8 +189,8 @@ impl Watch {
     }
 }
 
-/// Asks the server what the process does. In a box, since it opens a connection, which a watch
-/// belongs to.
+/// Checks over another connection what the process does. In a box, since it opens a connection,
+/// which a watch belongs to.
 pub(super) fn check_progress(
     options: ConnectOptions,
     index: usize,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// There is none.
 pub(in crate::pg) enum Stream {}
 
-/// Nobody listens under any name.
+/// No server listens under any name.
 pub(in crate::pg) fn dial(_name: &str) -> Option<Ready<io::Result<Stream>>> {
     None
 }

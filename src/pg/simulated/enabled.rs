@@ -8,14 +8,14 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 pub(crate) use tokio::io::DuplexStream as Stream;
 
-/// Gives the client's end of a new connection, or says why there is none.
+/// Returns the client's end of a new connection, or why there is none.
 type Listener = Arc<dyn Fn() -> BoxFuture<'static, io::Result<Stream>> + Send + Sync>;
 
 thread_local! {
     static LISTENERS: RefCell<HashMap<String, Listener>> = RefCell::default();
 }
 
-/// From now on, whoever connects to a host of this name in this thread comes here.
+/// From now on, connections to a host of this name in this thread come here.
 pub(crate) fn listen(
     name: &str,
     listener: impl Fn() -> BoxFuture<'static, io::Result<Stream>> + Send + Sync + 'static,

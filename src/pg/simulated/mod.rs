@@ -1,5 +1,5 @@
 //! Sockets in memory, to servers that a simulation plays: in test builds only. Elsewhere there is
-//! no such socket, and the compiler leaves out all that asks for one.
+//! no such socket, and the compiler leaves out all code that opens one.
 
 #[cfg(not(test))]
 mod disabled;
