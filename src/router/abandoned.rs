@@ -1,8 +1,8 @@
 //! Ends connections on which an answer may still be awaited.
 //!
-//! A statement that nobody waits for any more is ended on the server first, and only then another
-//! call gets its slot. So there are never more backends than slots, and an abandoned statement does
-//! not take effect later.
+//! A statement that no caller waits for any more is ended on the server first, and only then
+//! another call gets its slot. So there are never more backends than slots, and an abandoned
+//! statement does not take effect later.
 //!
 //! A pooler must not be left with an answer on its way. PgBouncer before 1.21 takes a server
 //! connection for ready once it was ready at one moment, although the client had sent more. When
@@ -27,7 +27,7 @@ const CANCEL_EVERY: Duration = Duration::from_millis(50);
 /// fails no call behind it.
 const END_MAX: Duration = Duration::from_secs(3);
 
-/// How long a connection to a pooler goes on waiting after its slot was freed. A pooler that is
+/// How long a connection to a pooler continues to wait after its slot was freed. A pooler that is
 /// silent for longer is most likely gone. A statement that waits for the client, as COPY FROM STDIN
 /// does, ends only with its connection.
 const LINGER_MAX: Duration = Duration::from_secs(60);
@@ -42,9 +42,10 @@ pub(super) fn close(session: Box<Session>, slot: Slot) {
     drop(slot);
 }
 
-/// Ends on the server what nobody waits for any more, and only then gives its slot to others. The
-/// cancel request is repeated, because several statements may be on their way one behind the other.
-/// The session is closed, so a cancel request that comes late hits nobody else's statement.
+/// Ends on the server what no caller waits for any more, and only then gives its slot to others.
+/// The cancel request is repeated, because several statements may be on their way one behind the
+/// other. The session is closed, so a cancel request that comes late hits no other client's
+/// statement.
 pub(super) fn end_on_server(session: Box<Session>, slot: Slot, grace: Duration) {
     let Ok(runtime) = Handle::try_current() else {
         return close(session, slot);

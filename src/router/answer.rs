@@ -10,7 +10,7 @@ use super::error::Error as RouterError;
 use super::statement_class::StatementClass;
 use crate::shard::ShardId;
 
-/// How a statement is asked for what it gives back.
+/// How a statement is sent to get this kind of answer.
 pub(super) trait Answer: Sized + Send {
     /// Whether it is there before its last row was read.
     const STREAMS: bool = false;

@@ -28,8 +28,8 @@ pub(super) struct OtherType {
 }
 
 impl Bound {
-    /// Encodes the parameters. `None` when the driver refuses one: it says why when the statement
-    /// is run by itself.
+    /// Encodes the parameters. `None` when the driver refuses one: it returns the reason when the
+    /// statement is run by itself.
     pub(crate) fn new(params: &[&(dyn ToSql + Sync)], types: &[Type]) -> Option<Bound> {
         if params.len() != types.len() {
             return None;

@@ -119,7 +119,7 @@ impl<'r> Call<'r> {
         }
     }
 
-    /// Records how the call ended; `fault` says what an error means.
+    /// Records how the call ended; `fault` classifies an error.
     pub(super) fn ended<T, E>(
         mut self,
         result: &Result<T, E>,
@@ -143,8 +143,8 @@ impl<'r> Call<'r> {
         self.answered_by.get().map(|host| host.name.clone())
     }
 
-    /// Says whether what is on its way may take effect. The error of a call that reaches its limit
-    /// tells the caller.
+    /// Records whether what is on its way may take effect. If the call reaches its limit, its error
+    /// reports that to the caller.
     pub(super) fn may_take_effect(&self, may: bool) {
         self.sent.store(may, Ordering::Relaxed);
     }

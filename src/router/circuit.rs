@@ -1,12 +1,12 @@
 //! Keeps calls from waiting for a host that cannot be reached.
 //!
 //! While the circuit is closed, each call connects by itself. The first connection that fails opens
-//! the circuit. From then on calls fail at once, also those that wait already, and a task tries to
-//! connect again, with growing pauses. What a try finds out counts for all calls.
+//! the circuit. From then on calls fail immediately, also those that wait already, and a task tries
+//! to connect again, with growing pauses. What a try finds out counts for all calls.
 //!
 //! Invariant: a host that answers again is used again within the longest of [`Circuit::PAUSES`] and
-//! the time of one try. No try is made while nobody calls. An error that the server itself gave does not open
-//! the circuit, because the server was reached.
+//! the time of one try. No try is made while there are no calls. An error that the server itself
+//! sent does not open the circuit, because the server was reached.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -133,10 +133,10 @@ impl Circuit {
         );
     }
 
-    /// Whether a call may go on to the host.
+    /// Whether a call may continue to the host.
     ///
     /// # Cancel safety
-    /// A try that this call started goes on. Nothing else changes.
+    /// A try that this call started continues. Nothing else changes.
     pub(super) async fn pass(self: &Arc<Self>) -> Result<(), Down> {
         if matches!(*self.state.borrow(), CircuitState::Closed { .. }) {
             return Ok(());
@@ -286,7 +286,7 @@ impl Circuit {
     }
 }
 
-/// Says that no try is on its way once this one ends, however it ends: a router can outlive the
+/// Records that no try is on its way once this one ends, however it ends: a router can outlive the
 /// runtime that the try ran in.
 struct Trying(Arc<Circuit>);
 

@@ -53,7 +53,7 @@ const POOL_LABEL: &str = "db.client.connection.pool.name";
 /// Idle or used.
 const STATE_LABEL: &str = "db.client.connection.state";
 
-/// Tells the recorder what the names mean.
+/// Describes the names to the recorder.
 fn describe() {
     describe_counter!(
         REQUESTS,
@@ -258,7 +258,7 @@ impl HostMetrics {
     }
 }
 
-/// What the recorder was last told about a pool. The gauges of a host's pools add up.
+/// What was last sent to the recorder about a pool. The gauges of a host's pools add up.
 pub(super) struct PoolGauges {
     host: HostName,
     size: usize,

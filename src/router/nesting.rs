@@ -1,13 +1,13 @@
 //! Remembers on which hosts a future holds the connection of a transaction. A call that waits in
-//! vain for another connection to such a host says so in its error.
+//! vain for another connection to such a host has that in its error.
 
 use std::sync::Arc;
 
 use crate::map::HostName;
 
 tokio::task_local! {
-    /// The transactions whose closures the current future runs in. A task that it spawns is in
-    /// none.
+    /// The transactions that the current future runs in, within their closures. A task that it
+    /// spawns is in none.
     static WITHIN: Arc<Within>;
 }
 

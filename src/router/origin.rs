@@ -1,4 +1,4 @@
-//! What an error of the driver says of the statement and of its connection.
+//! What an error of the driver means for the statement and for its connection.
 //!
 //! The driver keeps the kind of its errors for itself. Its public words are enough: they have been
 //! the same in all of its versions, and tests raise each of these errors.
@@ -13,10 +13,10 @@ use crate::pg::state;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The driver, before it sent anything: a value that cannot be encoded, another number of
-    /// parameters than the statement has, a NUL in the text, more than the protocol can say. The
+    /// parameters than the statement has, a NUL in the text, more than the protocol can carry. The
     /// connection is as it was.
     BeforeSending,
-    /// The server refuses, and the connection goes on.
+    /// The server refuses, and the connection can still be used.
     Server,
     /// The socket failed, or the server closed the connection with this error.
     Lost,

@@ -58,7 +58,8 @@ impl Outcome {
 
 /// Whether the statement or its values are to blame for this SQLSTATE. That is every code but those
 /// for trouble of the server, for its load, and for conflicts with other transactions. A connection
-/// goes on after 08P01 only where the statement is to blame, by the number of its parameters, say.
+/// survives 08P01 only where the statement is to blame, by the number of its parameters, for
+/// example.
 fn is_applications(code: &SqlState) -> bool {
     matches!(Class::of(code), Class::Application | Class::Protocol)
 }
@@ -68,7 +69,7 @@ fn is_applications(code: &SqlState) -> bool {
 /// separate questions ([`Error::is_retryable`], [`Error::may_have_run`]). `examples/photo_app.rs`
 /// answers HTTP requests by these.
 impl Error {
-    /// Whether the application asked for something impossible: a constraint, a type, a name, a key
+    /// Whether the application requested something impossible: a constraint, a type, a name, a key
     /// of another kind, another number of rows. The same call gives the same error, however healthy
     /// the cluster is.
     pub fn is_application(&self) -> bool {
@@ -115,7 +116,7 @@ impl Error {
     }
 
     /// Whether a time limit was reached: the call's, a pool's, or the server's `statement_timeout`
-    /// (or somebody cancelled the statement there).
+    /// (or another session cancelled the statement there).
     pub fn is_timeout(&self) -> bool {
         match self {
             Error::TimedOut { .. } | Error::PoolTimeout { .. } => true,

@@ -41,10 +41,10 @@ pub(super) struct OwnershipLookups {
     /// Callers that met a signpost. A move causes about one question of theirs, and the answer ends
     /// a pause, so they are hardly held back.
     signposts: Callers,
-    /// Callers whose error may just as well be the application's own. Their lookups are separate,
-    /// so that they never delay the others.
+    /// Callers with errors that may just as well be the application's own. Their lookups are
+    /// separate, so that they never delay the others.
     ambiguous: Callers,
-    /// For each shard whose move stalled: when a call last tried to repair that. A call holds the
+    /// For each shard with a stalled move: when a call last tried to repair that. A call holds the
     /// lock while it tries. At most N entries.
     mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
     asked: AtomicU64,
@@ -76,9 +76,9 @@ pub(super) struct LookUpResult {
 /// What a router may do about a stalled move.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mend {
-    /// Remove a fence whose deadline has passed.
+    /// Remove a fence that is past its deadline.
     Expire,
-    /// Open a shard whose move is decided.
+    /// Open a shard after its move was decided.
     Open(Uuid),
 }
 
@@ -271,8 +271,8 @@ async fn act(host: &Endpoint, shard: ShardId, mend: Mend) -> Result<bool, LookUp
 
 async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookUpError> {
     // The short lock timeout: if the mover holds the row, it is working, and there is nothing to
-    // repair. READ WRITE, because a role whose transactions are read only by default must be able
-    // to remove a dead mover's fence too.
+    // repair. READ WRITE, because a role with transactions that are read only by default must be
+    // able to remove a dead mover's fence too.
     lease
         .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
         .await

@@ -33,7 +33,7 @@ impl Peers {
         }
     }
 
-    /// Asks one host what it has recorded of all hosts. A host with an older control schema has
+    /// Reads what one host has recorded of all hosts. A host with an older control schema has
     /// recorded nothing.
     pub(super) async fn read_records(&self, client: &Client) {
         let Ok(rows) = client.query_typed(RECORDS, &[]).await else {

@@ -61,7 +61,7 @@ pub(super) enum Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Favourite {
     /// Nothing, as every connection keeps the statements of all shards: the call takes the idle
-    /// connection that was used last, whose backend is the warmest.
+    /// connection that was used last, as its backend is the warmest.
     NotNeeded,
     /// The call takes it if it is idle.
     IfIdle,
@@ -256,7 +256,7 @@ impl<C, W> PoolSlots<C, W> {
         Some(connection)
     }
 
-    /// The slot whose idle connection was given back last.
+    /// The slot with the idle connection that was given back last.
     fn last_used(&self) -> Option<usize> {
         let of_word = |(word, bits): (usize, &u64)| {
             let mut bits = *bits;

@@ -9,7 +9,7 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 /// Makes the query methods, with this receiver, in an `impl` of a type that has `run` and `misfit`.
-/// The attributes are those of `query`, whose text the others refer to.
+/// The attributes are those of `query`; the texts of the others refer to it.
 macro_rules! query_methods {
     ($(#[$about:meta])* ($($receiver:tt)+) $this:ident) => {
         $(#[$about])*
@@ -111,7 +111,7 @@ macro_rules! query_methods {
 }
 pub(super) use query_methods;
 
-/// A statement that has run, and whose answer is not what the call wants.
+/// A statement that has run, but its answer is not what the call wants.
 pub(super) struct Misfit {
     pub(super) shard: ShardId,
     pub(super) host: HostName,

@@ -35,7 +35,7 @@ impl RawClient {
         }
     }
 
-    /// The shard it was asked for.
+    /// The shard that it was requested for.
     pub fn shard(&self) -> ShardId {
         self.shard
     }

@@ -1,4 +1,4 @@
-//! Hosts whose options change while the router runs: a URL was corrected, or a server has a new
+//! Hosts with options that change while the router runs: a URL was corrected, or a server has a new
 //! address.
 //!
 //! Invariant: the options that a host was made with hold until the source's answer about the host
@@ -14,11 +14,11 @@ use super::options::HostOptions;
 use super::pool::Pool;
 use super::routing::Inner;
 
-/// How often the source is asked about all hosts.
+/// How often the source is read for all hosts.
 pub(super) const RENEW_EVERY: Duration = Duration::from_secs(5);
 
 impl Inner {
-    /// Asks the source about every host, and makes new pools for those that are reached in another
+    /// Reads the source for every host, and makes new pools for those that are reached in another
     /// way now. The old pools end as their connections are given back. This blocks, since the
     /// source may read a file.
     pub(super) fn renew_hosts(&self) {

@@ -1,8 +1,8 @@
 //! Which savepoint of a transaction a statement belongs to.
 //!
 //! Invariant: a statement that runs while a savepoint is open runs within it, so that nothing is
-//! undone that somebody was told is done. A savepoint that is given up before its end leaves
-//! nothing to commit.
+//! undone after a caller saw it succeed. A savepoint that is given up before its end leaves nothing
+//! to commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

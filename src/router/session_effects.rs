@@ -31,7 +31,7 @@ pub(super) fn may_change_session(sql: &str, class: StatementClass) -> bool {
 }
 
 /// Whether a signpost in the shard's place would change the answer without an error, because the
-/// statement asks the catalogs about a name.
+/// statement looks a name up in the catalogs.
 pub(super) fn asks_about_names(sql: &str) -> bool {
     const ASKING: [&str; 11] = [
         "pg_get_serial_sequence",
@@ -263,7 +263,8 @@ fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_' || !c.is_ascii()
 }
 
-/// What follows a string or name whose opening mark has been read. Two marks in it stand for one.
+/// What follows a string or name after its opening mark has been read. Two marks in it are one
+/// character.
 fn past_quoted(text: &str, mark: char, escapes: bool) -> &str {
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {

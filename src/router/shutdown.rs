@@ -11,11 +11,12 @@ use super::host::Host;
 use super::pool::PoolState;
 
 impl Router {
-    /// Closes the router and all its clones: a call that asks for a connection from now on, or
+    /// Closes the router and all its clones: a call that requests a connection from now on, or
     /// waits for one, gets [`Error::Closed`](super::Error::Closed). Calls and transactions that
-    /// have a connection may go on for as long as `limit`. Then their connections are closed, and
-    /// their errors say whether what was on its way may have run. Returns how many connections were
-    /// closed in this way. Connections to a host's address before its URL was corrected count too.
+    /// have a connection may continue for as long as `limit`. Then their connections are closed,
+    /// and their errors show whether what was on its way may have run. Returns how many connections
+    /// were closed in this way. Connections to a host's address before its URL was corrected count
+    /// too.
     ///
     /// A router that is dropped closes its connections too, but waits for no call.
     ///
@@ -33,7 +34,7 @@ impl Router {
             Ok(_) => 0,
             Err(_) => pools.iter().map(|pool| pool.cut()).sum(),
         };
-        // A call that went on may have needed a lookup until now.
+        // A call that continued may have needed a lookup until now.
         for pool in hosts.iter().flat_map(|host| host.look_up_pools()) {
             pool.close();
             pool.cut();

@@ -340,9 +340,10 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// The pool whose first waiter is served next, and the source of the connection. Pools that get
-    /// an additional connection come first; otherwise the pool that closes a connection for them
-    /// would use it for its own waiters every time. Among these, the earliest request wins.
+    /// The pool that has the first waiter to be served next, and the source of the connection.
+    /// Pools that get an additional connection come first; otherwise the pool that closes a
+    /// connection for them would use it for its own waiters every time. Among these, the earliest
+    /// request wins.
     fn next(&self) -> Option<(usize, Source)> {
         let heads = self.pools.iter().enumerate().filter_map(|(pool, slots)| {
             let head = slots.waiting.front()?;
@@ -435,7 +436,7 @@ mod tests {
         }
     }
 
-    /// Two pools whose connections are all in use, by as many callers as the limit allows: neither
+    /// Two pools with all connections in use, by as many callers as the limit allows: neither
     /// closes one for the other.
     #[test]
     fn pools_with_their_share_are_left_alone() {

@@ -44,7 +44,7 @@ pub(super) struct ShardStatement<'a> {
     tables: Tables<'a>,
 }
 
-/// Whose tables a statement means.
+/// Which tables a statement means.
 #[derive(Clone, Copy)]
 enum Tables<'a> {
     /// It names no shard.
@@ -79,7 +79,7 @@ impl<'a> ShardStatement<'a> {
         }
     }
 
-    /// A statement in a transaction whose `search_path` is the shard's.
+    /// A statement in a transaction that has the shard's `search_path`.
     pub(super) fn by_search_path(
         sql: &'a Sql,
         prefix: &'a SchemaPrefix,

@@ -4,7 +4,7 @@
 /// What the router may do with a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StatementClass {
-    /// Only reads, as far as its first word says: SELECT, VALUES, TABLE, SHOW.
+    /// Only reads, as far as its first word shows: SELECT, VALUES, TABLE, SHOW.
     Read,
     /// All or nothing, so that it can be run again after it failed.
     Write,
@@ -19,7 +19,7 @@ pub(super) enum StatementClass {
     RollbackTo,
     /// Starts or ends a transaction.
     Control,
-    /// LISTEN, whose notifications do not come out of a pool's connection.
+    /// LISTEN; its notifications do not come out of a pool's connection.
     Listen,
     /// COPY … FROM STDIN.
     CopyIn,

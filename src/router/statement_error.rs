@@ -1,4 +1,4 @@
-//! A statement that failed on a connection, and what that says of it.
+//! A statement that failed on a connection, and what its error means.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::WrongType;

@@ -1,15 +1,15 @@
 //! The statements that a session keeps prepared: by template and shard, without their texts.
 //!
-//! The CLOCK algorithm finds which of them gives way to a new one: a hand goes round and takes the
+//! The CLOCK algorithm finds which of them gives way to a new one: a hand moves round and takes the
 //! first that was not used since it last passed. That is about the one used longest ago, and a use
 //! costs no more than setting a bit.
 //!
 //! If far more statements are in use than are kept, most of those that are prepared fall out before
 //! they are used again, and each has cost a round trip, a plan and the place of another. So while a
-//! full cache finds fewer than half of what it is asked for, the hand moves by one at every eighth
-//! miss only ([`StatementCache::find_statement`]); at the other misses the statement is run without
-//! being kept. What is used more often comes in all the same: a cache of which nothing is used is
-//! replaced after eight misses for each of its places.
+//! full cache finds fewer than half of the statements that it looks for, the hand moves by one at
+//! every eighth miss only ([`StatementCache::find_statement`]); at the other misses the statement
+//! is run without being kept. Statements that are used more often come in all the same: if none of
+//! a cache's statements is used, all are replaced after eight misses for each of its places.
 //!
 //! Invariant: a cache never keeps more than its bound. A statement that is found was prepared for
 //! this text in this shard.
@@ -156,7 +156,7 @@ impl<S: Clone> StatementCache<S> {
             return Look::Passing;
         }
         self.misses = 0;
-        // `put` takes the entry that the hand stands at, if that was not used.
+        // `put` takes the entry at the hand, if that was not used.
         if std::mem::take(&mut self.entries[self.hand].used) {
             self.hand = (self.hand + 1) % self.entries.len();
             return Look::Passing;

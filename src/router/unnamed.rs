@@ -29,7 +29,7 @@ use super::statements::Prepare;
 pub(super) struct LearnedTypes(Mutex<LruCache<Box<str>, Box<[Type]>>>);
 
 impl LearnedTypes {
-    /// Statements whose types are cached. An application has a few hundred.
+    /// Statements with cached types. An application has a few hundred.
     const STATEMENTS_MAX: usize = 4096;
 
     pub(super) fn new() -> LearnedTypes {
@@ -127,7 +127,7 @@ pub(super) async fn run<A: Answer>(
     .await
 }
 
-/// Runs a statement whose parameters have these types. Returns whether they were known before.
+/// Runs a statement with parameters of these types. Returns whether they were known before.
 pub(super) async fn run_typed<A: Answer>(
     client: &Client,
     learned: &LearnedTypes,
