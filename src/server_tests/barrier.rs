@@ -1,4 +1,4 @@
-//! The cheap question behind a fence beside the whole one.
+//! The cheap query behind a fence, compared with the whole one.
 
 use super::pair::{Pair, one};
 use crate::ShardId;
@@ -53,8 +53,8 @@ const STATEMENTS: [&str; 30] = [
 ];
 
 on_each_version! {
-    /// Whoever makes the barrier wait is seen by the cheap question. The session that asks is none
-    /// of them.
+    /// The cheap query sees every session that makes the barrier wait. The session that runs it is
+    /// none of them.
     async fn the_cheap_question_misses_nobody(version) {
         let pair = Pair::start([version, version]).await;
         let client = pair.app(0).await;

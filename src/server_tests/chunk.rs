@@ -286,7 +286,7 @@ async fn a_copy_that_died_goes_on() {
 }
 
 /// The keys of each table are built in one transaction as soon as its rows are there; a copy that
-/// goes on builds what is missing, and nothing twice.
+/// is resumed builds what is missing, and nothing twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_built_with_the_copy() {
     let pair = Pair::start([15, 18]).await;
@@ -677,7 +677,7 @@ async fn what_is_computed_otherwise_is_named() {
         panic!("they differ")
     };
     assert_eq!((table.as_str(), columns), ("t", vec!["double".to_owned()]));
-    // Where other values differ, too, those are told.
+    // Where other values differ, too, those are reported.
     target
         .client
         .batch_execute("UPDATE shard_0007__incoming.t SET a = 0 WHERE id = 3")

@@ -393,7 +393,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Values, and the names of columns whose values are not sent.
+    /// Values, and the names of columns with values that are not sent.
     fn values(&mut self) -> (Values, Vec<String>) {
         let (mut values, mut unchanged) = (Vec::new(), Vec::new());
         while self.rest.starts_with(' ') && !self.rest.starts_with(" new-tuple:") {

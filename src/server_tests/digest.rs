@@ -201,7 +201,7 @@ const COLUMNS: [(&str, &str, &[&str]); 23] = [
 ];
 
 /// Tables with all of these columns, without a key and with one; with numbers alone; with nothing
-/// but columns whose hashes take no seed; and with more columns than are hashed one around the
+/// but columns that are hashed without a seed; and with more columns than are hashed one around the
 /// other.
 fn tables() -> String {
     let columns = COLUMNS
@@ -261,7 +261,7 @@ fn rows(rng: &mut fastrand::Rng, table: &TableShape) -> Rows {
     unique(table, rows)
 }
 
-/// The rows without those whose key another has.
+/// The rows without those that share their key with another.
 fn unique(table: &TableShape, rows: Rows) -> Rows {
     if table.key.is_empty() {
         return rows;

@@ -1,12 +1,12 @@
 //! Connection strings and environments, through libpq and through us.
 //!
 //! Seeds make environments (variables, and files in a home) and strings for each. `psql`, with
-//! libpq 18, and a child process of this test connect with them to servers that ask for passwords
+//! libpq 18, and a child process of this test connect with them to servers that require passwords
 //! in every way. Where we connect, libpq connects too: to the same server and database, as the same
 //! role, with no more TLS than we have. So we trust nothing further than libpq does. Where only
 //! libpq connects, [`STRICTER`] has the reason.
 //!
-//! `PGSHARD_TEST_STRINGS=400` says how many environments are tried; `PGSHARD_TEST_SEED=7` plays
+//! `PGSHARD_TEST_STRINGS=400` sets how many environments are tried; `PGSHARD_TEST_SEED=7` plays
 //! one.
 
 mod generator;
@@ -21,7 +21,7 @@ use super::tls_world::{World, superuser};
 use crate::dev::{Binaries, Cluster, ClusterOptions};
 use crate::pg::ConnectOptions;
 
-/// What a connection says of itself.
+/// What a connection reports of itself.
 const WHO: &str = "SELECT concat_ws('|', current_user, current_database(), \
     current_setting('port'), \
     (SELECT ssl FROM pg_catalog.pg_stat_ssl WHERE pid = pg_backend_pid()), \
@@ -179,7 +179,7 @@ async fn prepare(server: &crate::dev::Server) {
 }
 
 impl Environment {
-    /// What libpq makes of a string: what the connection says, or an error.
+    /// What libpq makes of a string: the connection's own report, or an error.
     fn by_libpq(&self, text: &str, places: &Places) -> Result<String, String> {
         let mut psql = Command::new(&places.psql);
         psql.env_clear()
@@ -434,7 +434,7 @@ async fn certificates_of_a_home() {
     }
 }
 
-/// No variable says which server is meant: a config means the same one in every process.
+/// No variable determines which server is meant: a config means the same one in every process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_the_environment_is_not_asked_for() {
     let (_world, _plain, places) = places().await;

@@ -132,7 +132,7 @@ on_each_version! {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        // Nobody keeps any.
+        // No guard keeps any.
         hosts.give_back(hosts.open(source).await.unwrap()).await;
         gone().await;
         // Two do, and the other is at another host.
@@ -176,7 +176,7 @@ on_each_version! {
         let session = hosts.open(source).await.unwrap();
         let process = pid(&session).await;
         hosts.give_back(session).await;
-        // One that does not answer: its question waits for a lock, until another session asks the
+        // One that does not answer: its query waits for a lock, until another session runs the
         // same.
         watcher
             .batch_execute(

@@ -433,7 +433,7 @@ async fn exactly_once(versions: [u32; 2]) {
 }
 
 on_each_version!(
-    /// Writers go on while it is copied; the follower is killed at any point.
+    /// Writers continue while it is copied; the follower is killed at any point.
     async fn changes_while_it_is_copied(version) {
         exactly_once([version, other(version)]).await;
     }
@@ -519,8 +519,8 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A shard whose lease is somebody else's is not written to, nor is one that differs; the
-    /// others go on.
+    /// A shard with a lease that is another mover's is not written to, nor is one that differs; the
+    /// others continue.
     async fn shards_that_are_lost(version) {
         let schemas = ["busy_1", "busy_2", "busy_3"];
         let mut scene = Scene::new([version, version], &schemas, ACCOUNTS, SOME_ACCOUNTS).await;
@@ -536,7 +536,7 @@ on_each_version!(
         let lost: String = scene.source.query_one("SELECT pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
         scene.write("UPDATE {s}.accounts SET tag = 5 WHERE id = 7").await;
         scene.write("INSERT INTO {s}.accounts VALUES (1000, 1, 'new', NULL)").await;
-        // The first part is lost: its future says so.
+        // The first part is lost: its future returns that.
         assert!(matches!(scene.stream.caught_up().await, Err(Error::LeaseLost { .. })));
         let until = Instant::now() + PATIENCE;
         let sql = "SELECT count(*) FROM \"busy_3__incoming\".accounts WHERE id = 1000";
@@ -565,7 +565,7 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// At a common point both sides are equal, while writers go on.
+    /// At a common point both sides are equal, while writers continue.
     async fn a_common_point(version) {
         let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         let writers = Busy::start(&scene).await;
@@ -724,7 +724,7 @@ on_each_version!(
         assert_eq!(writer.query_one(slots, &[]).await.unwrap().get::<_, i64>(0), 0);
     }
 
-    /// If the slot, or its WAL, is gone, that is an error that says so; nothing waits for it.
+    /// If the slot, or its WAL, is gone, that is an error of its own; nothing waits for it.
     async fn a_slot_that_is_gone(version) {
         let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, "").await;
         scene.copy_and_follow(8192).await;

@@ -14,7 +14,7 @@ async fn replicated(
     options.replicate("a test").await?.value(sql).await
 }
 
-/// The server's SQLSTATE, or what the driver says.
+/// The server's SQLSTATE, or the driver's error.
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, ConnectError>) -> String {
     let ConnectError::Refused { source, .. } = outcome.unwrap_err() else {
         panic!("the server was not asked")
@@ -28,7 +28,7 @@ fn refusal<T: std::fmt::Debug>(outcome: Result<T, ConnectError>) -> String {
 }
 
 on_each_version! {
-    /// Each mode checks what libpq's documentation says it checks, and no less.
+    /// Each mode checks what libpq's documentation promises, and no less.
     async fn each_mode_checks_what_libpq_checks(version) {
         let world = World::start(version).await;
         let root = |path: &Path| format!("sslrootcert={}", path.display());
@@ -86,7 +86,8 @@ on_each_version! {
         );
     }
 
-    /// The server lets in whoever shows a certificate from its authority, issued to the role.
+    /// The server lets every client in that shows a certificate from its authority, issued to the
+    /// role.
     async fn a_client_certificate_lets_its_role_in(version) {
         let world = World::start(version).await;
         let authority = std::fs::read_to_string(&world.authority).unwrap();
@@ -150,7 +151,7 @@ on_each_version! {
     async fn channel_binding_is_required_as_configured(version) {
         let world = World::start(version).await;
         let connect = async |keys: &str| world.connect("localhost", keys).await;
-        // No password is asked for, so nothing is bound.
+        // No password is requested, so nothing is bound.
         let words = refusal(connect("sslmode=require channel_binding=require").await);
         assert!(words.contains("channel binding"), "{words}");
         assert!(
@@ -266,7 +267,7 @@ on_each_version! {
                 .execute("SELECT pg_reload_conf()", &[])
                 .await
                 .unwrap();
-            // Until the reload takes effect, no password is asked for.
+            // Until the reload takes effect, no password is requested.
             let wrong = options("localhost", "password=wrong sslmode=require");
             for _ in 0..200 {
                 if replicated(&wrong, encrypted).await.is_err() {
@@ -336,8 +337,8 @@ on_each_version! {
         }
     }
 
-    /// `require_auth`: a server that asks in another way gets no answer, with TLS and without, over
-    /// a socket too; and a connection that is guarded so can be cancelled.
+    /// `require_auth`: a server that requests another way gets no answer, with TLS and without,
+    /// over a socket too; and a connection that is guarded so can be cancelled.
     async fn ways_to_authenticate(version) {
         let world = World::start(version).await;
         let superuser = superuser(world.server()).await;
@@ -435,7 +436,7 @@ on_each_version! {
         }
     }
 
-    /// A revoked certificate is refused, also where the string asks for no more than a certificate
+    /// A revoked certificate is refused, also where the string requires no more than a certificate
     /// of the authority.
     async fn revoked_certificates_are_refused(version) {
         let world = World::start(version).await;

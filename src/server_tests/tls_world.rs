@@ -70,7 +70,7 @@ impl World {
         &self.cluster.servers()[0]
     }
 
-    /// Connects under this name, and says whether the connection is encrypted.
+    /// Connects under this name, and returns whether the connection is encrypted.
     pub(super) async fn connect(&self, name: &str, tls: &str) -> Result<bool, ConnectError> {
         let port = self.server().port();
         let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {tls}");
@@ -185,7 +185,7 @@ pub(super) async fn superuser(server: &Server) -> Client {
     client
 }
 
-/// Writes a file beside the server's data.
+/// Writes a file next to the server's data.
 pub(super) fn write(cluster: &Cluster, name: &str, text: &str) -> PathBuf {
     let path = cluster.directory().join(name);
     std::fs::write(&path, text).unwrap();
@@ -203,7 +203,7 @@ pub(super) fn ca(name: &str) -> (String, Issuer<'static, KeyPair>) {
     (certificate.pem(), Issuer::new(params, key))
 }
 
-/// Writes a file that the server's user owns and nobody else reads.
+/// Writes a file that the server's user owns and no other can read.
 pub(super) fn give(data: &Path, name: &str, text: &str) {
     let path = data.join(name);
     std::fs::write(&path, text).unwrap();

@@ -57,7 +57,7 @@ impl Target {
     }
 }
 
-/// Writers at work. They go on until they are told to stop.
+/// Writers at work. They run until they are stopped.
 pub(crate) struct Writers {
     stop: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<u64>>,

@@ -3,9 +3,9 @@
 //! time is tokio's, which jumps from one event to the next: a minute of a thousand routers takes
 //! seconds.
 //!
-//! The tests say what no change may bring back: that a fleet comes all at once. They are small;
-//! `script/simulate` runs them with 8192 shards on 64 hosts and 1000 routers, and prints what each
-//! scene costs.
+//! The tests state what no change may bring back: a fleet that comes all at the same moment. They
+//! are small; `script/simulate` runs them with 8192 shards on 64 hosts and 1000 routers, and prints
+//! what each scene costs.
 
 mod figures;
 mod scenes;

@@ -72,7 +72,7 @@ fn a_new_map() {
         seconds(2).await;
         let figures = figures.end(&world);
         assert!(figures.errors.is_empty() && took < Duration::from_millis(200));
-        // They do not ask at the same moment, though all hear of it at the same.
+        // They do not query at the same moment, though all are notified at the same.
         assert!(figures.control_at_work <= scale.routers / 4, "{figures}");
     });
 }

@@ -1,4 +1,4 @@
-//! What hosts and the control database say.
+//! The answers of hosts and of the control database.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -76,7 +76,7 @@ fn begun(number: u8, shards: u32) -> Answer {
     })
 }
 
-/// Whose a shard is, by a host's own row.
+/// Who has a shard, by a host's own row.
 #[derive(Clone, Debug)]
 pub(super) enum Row {
     Serving {
@@ -197,7 +197,7 @@ impl HostScript {
         }
     }
 
-    /// What the control schema's function does: swaps back a fence whose deadline has passed.
+    /// What the control schema's function does: swaps back a fence that is past its deadline.
     fn expire(&self, shard: i32) -> bool {
         let now = Instant::now();
         let mut rows = self.rows();

@@ -1,4 +1,4 @@
-//! A server that is played: what it says is scripted, what it costs and how busy it is is counted.
+//! A server that is played: its answers are scripted, its costs and its load are counted.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +35,7 @@ pub(super) enum Condition {
     Silent,
 }
 
-/// What a server says.
+/// A server's answers.
 pub(super) trait Script: Send + Sync + 'static {
     /// Reads a statement.
     fn parse(&self, sql: &str) -> Result<(Statement, Shape), Refusal>;
@@ -78,10 +78,10 @@ impl PerSecond {
     }
 }
 
-/// What was asked of a server.
+/// What was requested of a server.
 #[derive(Default)]
 pub(super) struct Meter {
-    /// Connections that were asked for, also of a server that is away.
+    /// Connections that were requested, also of a server that is away.
     pub(super) connects: PerSecond,
     pub(super) look_ups: PerSecond,
     pub(super) fetches: PerSecond,
@@ -151,7 +151,7 @@ impl Server {
         }
     }
 
-    /// It was started anew.
+    /// It was started again.
     pub(super) fn come_back(&self) {
         self.life.send_modify(|life| *life += 1);
         self.condition.send_replace(Condition::Up);
@@ -296,14 +296,14 @@ async fn serve(stream: Stream, server: &Arc<Server>, mut counted: Open) -> io::R
 
 type To = Arc<Turn<WriteHalf<Stream>>>;
 
-/// Tells a client that listens of each new map.
+/// Notifies a listening client of each new map.
 async fn tell(to: To, mut news: watch::Receiver<u64>) {
     let mut reply = Reply::default();
     reply.notification();
     while news.changed().await.is_ok() && to.lock().await.write_all(&reply.0).await.is_ok() {}
 }
 
-/// The messages up to the one that asks for an answer; `None` when the client goes.
+/// The messages up to the one that requests an answer; `None` when the client goes.
 async fn request(from: &mut BufReader<ReadHalf<Stream>>) -> io::Result<Option<Vec<Message>>> {
     let mut messages = Vec::new();
     loop {

@@ -208,7 +208,7 @@ impl World {
         self.kept.map()
     }
 
-    /// Publishes these placements. Whoever listens is told.
+    /// Publishes these placements. Listening clients are notified.
     pub(super) fn publish(&self, changes: &Changes) -> MapVersion {
         let map = self.kept.map().merged(changes);
         let version = map.version();

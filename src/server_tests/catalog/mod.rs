@@ -52,7 +52,7 @@ async fn version(client: &Client) -> u32 {
     row.get::<_, i32>(0) as u32
 }
 
-/// Runs SQL and says what failed.
+/// Runs SQL; a failure names the statement.
 async fn run(client: &Client, sql: &str) {
     if let Err(error) = client.batch_execute(sql).await {
         let detail = error.as_db_error().map(|error| format!("{error:?}"));
@@ -564,8 +564,8 @@ on_each_version! {
         }
     }
 
-    /// A change of a neighbour whose objects were created in between is not taken for a change of
-    /// this schema.
+    /// A change of a neighbour with objects that were created in between is not taken for a change
+    /// of this schema.
     async fn neighbours_do_not_count(version) {
         let cluster = Servers::start(version, 1);
         let mut client = cluster.app(0).await;

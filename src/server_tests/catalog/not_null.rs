@@ -1,5 +1,5 @@
-//! NOT NULL over inheritance: its name, whose it is, and whether it is inherited. PostgreSQL 18
-//! keeps all of that in pg_constraint; before, a column only has it or not.
+//! NOT NULL over inheritance: its name, its owner, and whether it is inherited. PostgreSQL 18 keeps
+//! all of that in pg_constraint; before, a column only has it or not.
 
 use tokio_postgres::Client;
 
@@ -176,7 +176,7 @@ async fn changes_of_a_not_null_are_seen() {
     }
 }
 
-/// What a target before 18 cannot keep, and what no target can make, is told of.
+/// What a target before 18 cannot keep, and what no target can make, is reported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_not_null_that_cannot_be_made_again() {
     let cluster = Servers::start(18, 1);

@@ -282,7 +282,7 @@ on_each_version! {
         );
     }
 
-    /// An index whose CONCURRENTLY failed cannot be carried.
+    /// An index that CONCURRENTLY failed to build cannot be carried.
     async fn an_invalid_index_is_refused(version) {
         let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;

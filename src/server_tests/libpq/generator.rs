@@ -12,7 +12,7 @@ pub(super) struct Environment {
     pub(super) strings: Vec<String>,
 }
 
-/// Roles with passwords, and how they are asked for. The others are trusted.
+/// Roles with passwords, and the method that requests them. The others are trusted.
 pub(super) const ROLES: [(&str, &str, &str); 8] = [
     ("scram", "p@ss", "scram-sha-256"),
     ("we ird", "a b'c\\d", "scram-sha-256"),
@@ -220,8 +220,8 @@ impl Places {
                 }
             }
         }
-        // What the environment may name says nothing of which server is meant: there we differ by
-        // intent.
+        // What the environment may name does not determine which server is meant: there we differ
+        // by intent.
         services += "[trust]\n";
         for key in ["sslmode", "require_auth", "sslrootcert", "channel_binding"] {
             if rng.bool() {
@@ -293,7 +293,7 @@ impl Places {
         }
     }
 
-    /// A connection string in one of the two notations. Keys may come twice, and escapes stand
+    /// A connection string in one of the two notations. Keys may come twice, and there are escapes
     /// where none is needed.
     fn string(&self, rng: &mut fastrand::Rng) -> String {
         const OTHERS: [&str; 22] = [
