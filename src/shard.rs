@@ -2,7 +2,7 @@
 //! shard lives in.
 //!
 //! Pure values, no I/O. Invariant: [`ShardCount::shard_of_key`] never changes. Another result for
-//! one key would send a user's rows to a shard where nobody looks for them.
+//! one key would send a user's rows to a shard where no query looks for them.
 
 mod key;
 
@@ -15,7 +15,7 @@ pub use key::{Key, KeyKind, KeyKindError, KeyTextError};
 
 /// The number of one logical shard: `0 ≤ id < N ≤ 8192`.
 ///
-/// A `ShardId` alone does not know N; ask [`ShardCount::shard`] to make one that is certain to
+/// A `ShardId` alone does not know N; use [`ShardCount::shard`] to make one that is certain to
 /// exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -88,7 +88,7 @@ impl fmt::Display for ShardId {
 pub struct ShardCount(u16);
 
 impl ShardCount {
-    /// 8192: what the 13 shard bits of an ID can tell apart.
+    /// 8192: as many as the 13 shard bits of an ID can distinguish.
     pub const MAX: ShardCount = ShardCount(1 << 13);
 
     /// N as a checked value, or `None` outside `1..=8192`.
@@ -215,7 +215,7 @@ impl SchemaPrefix {
         format!("{}{:04}", self.0, shard.0)
     }
 
-    /// The shard whose schema has this name, the inverse of [`SchemaPrefix::schema`]; `None` for
+    /// The shard with a schema of this name, the inverse of [`SchemaPrefix::schema`]; `None` for
     /// any other name.
     pub fn shard(&self, schema: &str) -> Option<ShardId> {
         let digits = schema.strip_prefix(&self.0)?;

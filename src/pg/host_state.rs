@@ -46,7 +46,7 @@ impl HostState {
         }
     }
 
-    /// The state of a host whose connection was open when this error came.
+    /// The state of a host with a connection that was open when this error came.
     pub fn of_query(error: &tokio_postgres::Error) -> HostState {
         error
             .code()

@@ -3,7 +3,8 @@
 //!
 //! Invariant: a caller only gets the result of a lookup that was sent after its request. An older
 //! result may be from before the very fence that the caller ran into. There is a pause between
-//! lookups, so that an application whose statements are all wrong cannot flood the host with them.
+//! lookups, so that an application that sends only wrong statements cannot flood the host with
+//! them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};

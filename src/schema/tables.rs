@@ -1,4 +1,4 @@
-//! Writes what hosts say as text, for the tests of pure functions.
+//! Writes the facts of hosts as text, for the tests of pure functions.
 
 use std::collections::BTreeSet;
 
@@ -86,7 +86,7 @@ pub(crate) fn facts_of(name: &str, rows: &str) -> HostFacts {
     facts
 }
 
-/// Hosts with their rows, `down` for one that could not be asked, `empty` for one that was never
+/// Hosts with their rows, `down` for one that could not be reached, `empty` for one that was never
 /// bootstrapped.
 pub(crate) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
     let facts = |name: &str, rows: &str| match rows {
@@ -108,7 +108,7 @@ pub(crate) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
         .iter()
         .map(|(name, rows)| (host(name), facts(name, rows)))
         .collect();
-    // Each has recorded what all say now.
+    // Each has recorded the current state of all.
     let said = survey
         .iter()
         .filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));

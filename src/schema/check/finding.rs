@@ -14,7 +14,7 @@ pub enum Severity {
     Warning,
     /// Something does not work: a host is down, a shard is missing.
     Error,
-    /// Rows may be lost or written twice unless somebody acts.
+    /// Rows may be lost or written twice unless an operator acts.
     Alarm,
 }
 
@@ -49,7 +49,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// The finding that the kept map cannot be used; `why` says what is wrong with it.
+    /// The finding that the kept map cannot be used; `why` is what is wrong with it.
     pub fn damaged_map(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "map_damaged");
         let remedy =
@@ -65,7 +65,7 @@ impl Finding {
         }
     }
 
-    /// The finding that nobody can read the kept map now; `why` says what is in the way.
+    /// The finding that the kept map cannot be read now; `why` is the obstacle.
     pub fn unreachable_map(why: &str) -> Finding {
         let (severity, code) = (Severity::Error, "map_unreachable");
         let message = format!("the map cannot be read: {why}");
@@ -83,7 +83,7 @@ impl Finding {
     }
 
     /// That the folder of the shard migrations is not there, or that a file in it is wrong; `why`
-    /// says which.
+    /// names which.
     pub fn unusable_migrations(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "migrations_unusable");
         let remedy =

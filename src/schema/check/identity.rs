@@ -1,5 +1,5 @@
-//! Which server each host is: every address is asked, and the answers are compared with what hosts
-//! have recorded about each other.
+//! Which server each host is: every address is queried, and the answers are compared with what
+//! hosts have recorded about each other.
 //!
 //! Invariant: a host's record changes by itself only to a later timeline of the same server.
 //! Another server becomes the host only by an operator's word, given when it answers
@@ -20,12 +20,12 @@ use crate::pg::{
 
 const NAME: &str = "pgshard identity";
 
-/// What every address of every host says about itself, and what hosts have recorded.
+/// What every address of every host reports about itself, and what hosts have recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Identities {
     hosts: BTreeMap<HostName, Vec<Address>>,
     said: Vec<IdentityRecord>,
-    /// Primaries that did not say what they have recorded, and why.
+    /// Primaries with records that could not be read, and why.
     unread: BTreeMap<HostName, String>,
 }
 
@@ -42,7 +42,7 @@ impl FromIterator<Identities> for Identities {
     }
 }
 
-/// Who answers at an address, or why nobody does.
+/// The server that answers at an address, or why none does.
 type Address = (String, Result<Server, String>);
 
 /// What one host has recorded about another, or about itself.
@@ -57,7 +57,7 @@ struct IdentityRecord {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// None of its addresses leads to a primary that says who it is.
+    /// None of its addresses leads to a primary that reports its identity.
     #[error("no address of {host} leads to a primary that says who it is")]
     NoPrimary {
         /// The host.
@@ -81,7 +81,7 @@ pub struct RecordError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Asks every address of these hosts, all at the same time, and asks the primaries what they have
+/// Queries every address of these hosts, all at the same time, and reads what the primaries have
 /// recorded. Nothing is written.
 ///
 /// # Cancel safety
@@ -127,11 +127,11 @@ fn identities_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, I
     })
 }
 
-/// What a server has recorded. One whose control schema is older, or not there, or not ours to
-/// read, has recorded nothing.
+/// What a server has recorded. One with an older control schema, or with none, or with one that is
+/// not ours to read, has recorded nothing.
 ///
 /// # Errors
-/// When it does not say so, or says what cannot be.
+/// When the connection is lost, or the rows are not what they must be.
 async fn recorded(
     by: &HostName,
     client: &Client,
@@ -174,7 +174,7 @@ pub struct Accepted {
 
 impl Identities {
     /// What is known about a host: the last generation that others have recorded; if they differ,
-    /// by most of them. Its own word counts only if nobody else has recorded it: a server of
+    /// by most of them. Its own word counts only if no other host has recorded it: a server of
     /// another cluster is just as sure about itself.
     pub fn known(&self, host: &HostName) -> Option<Record> {
         self.elected(host, |record| !record.is_awaited())
@@ -264,7 +264,7 @@ impl Identities {
     }
 
     /// What is wrong with the servers that answer under the hosts' names, the worst first. An alarm
-    /// means that no host may be written to before somebody has acted.
+    /// means that no host may be written to before an operator has acted.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (host, answers) in &self.hosts {
@@ -330,8 +330,7 @@ impl Identities {
         findings
     }
 
-    /// Tells the connections of this process which servers are known, so that they refuse any
-    /// other.
+    /// Gives the connections of this process the known servers, so that they refuse any other.
     pub fn publish_to(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
         for (host, connect) in hosts {
             if let Some(awaited) = self.awaited(&host) {

@@ -1,7 +1,7 @@
 //! What is open to strangers: roles with more rights than they need, or fewer; locks of ours that a
 //! stranger holds; connections that others can read; readable files with passwords in them.
 //!
-//! On throwaway servers, superusers are no finding: nobody keeps rows there.
+//! On throwaway servers, superusers are no finding: there are no rows to protect.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::schema::control::lock::Foreign;
 use crate::schema::control::rights::shell_word;
 use crate::schema::survey::facts::{HostFacts, Survey};
 
-/// Roles whose rights are too wide.
+/// Roles with rights that are too wide.
 pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey) {
     let kept = |facts: &HostFacts| {
         facts
@@ -155,7 +155,8 @@ pub(in crate::schema) fn lacking(findings: &mut Findings, survey: &Survey) {
 /// `config` is the file that names the hosts, `migrations` the folder of the application's
 /// migrations.
 ///
-/// Asks no server. A file that cannot be read is skipped: whoever needs it reports that.
+/// Queries no server. A file that cannot be read is skipped: the command that needs it reports
+/// that.
 pub fn exposed<'a>(
     hosts: impl IntoIterator<Item = (&'a HostName, &'a ConnectOptions)>,
     config: &Path,
@@ -193,8 +194,8 @@ pub fn exposed<'a>(
     findings.sorted()
 }
 
-/// What every user of this machine can write, and what runs as us, or gets our passwords, is what
-/// it says.
+/// Files that every user of this machine can write, although they determine what runs as us, or
+/// what gets our passwords.
 fn writable(findings: &mut Findings, config: &Path, migrations: Option<&Path>) {
     let entries = migrations
         .and_then(|folder| std::fs::read_dir(folder).ok())

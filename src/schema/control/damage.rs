@@ -1,8 +1,8 @@
 //! Finds the parts of the control schema that differ from what its migrations have made.
 //!
 //! The text of the migrations defines what there should be: the body of each function, who may call
-//! it, what PUBLIC may read. No name in it stands for two functions, and a later migration
-//! overrides an earlier one.
+//! it, what PUBLIC may read. No name in it means two functions, and a later migration overrides an
+//! earlier one.
 //!
 //! Invariant: nothing that has rows in it is created again.
 

@@ -333,7 +333,7 @@ fn of_table(
         ));
     }
     if there.checks != made.checks.len() {
-        // Their names do not tell for certain which of them is which.
+        // Their names do not show for certain which of them is which.
         let drop = format!(
             "DO $do$ DECLARE r record; BEGIN FOR r IN SELECT conname FROM pg_catalog.pg_constraint
              WHERE conrelid = '{table}'::pg_catalog.regclass AND contype = 'c' LOOP

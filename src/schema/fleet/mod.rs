@@ -6,7 +6,7 @@
 //! `catalog`.
 //!
 //! Invariant: no shard is created twice. A shard that any host has a record of is not created
-//! anywhere, whatever the map says, and none is created while a host cannot be read.
+//! anywhere, whatever the map has, and none is created while a host cannot be read.
 
 pub mod backfill;
 mod batch;

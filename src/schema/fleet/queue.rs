@@ -181,7 +181,7 @@ impl<T> Queue<T> {
         (state.open, state.failed) = (state.open - 1, state.failed + 1);
     }
 
-    /// A task that was taken is left, for a reason that says nothing of the others.
+    /// A task that was taken is left, for a reason that means nothing for the others.
     pub(super) fn left(&self) {
         self.state().open -= 1;
     }

@@ -31,7 +31,7 @@ pub(in crate::schema) type Placed = (ShardId, ShardEpoch);
 pub(in crate::schema) const LOCAL: &str =
     "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
-/// `BEGIN`, and the lock that shows that work is going on, also that of a client that has
+/// `BEGIN`, and the lock that shows that work is in progress, also that of a client that has
 /// disconnected in the middle of a message.
 pub(in crate::schema) fn begin_work() -> String {
     format!("BEGIN; {LOCAL} {};\n", lock::AT_WORK)

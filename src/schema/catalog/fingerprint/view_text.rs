@@ -1,9 +1,9 @@
 //! The text of a view's query in a form that does not depend on the major version.
 //!
-//! PostgreSQL 16 stopped qualifying the columns of a query that reads one thing: 15 says
-//! `SELECT photos.id FROM photos` where 16 says `SELECT id FROM photos`. Only the outermost query
-//! changed, so only its qualifiers are removed. The fingerprint also contains the columns that the
-//! view reads, so nothing that matters is lost.
+//! PostgreSQL 16 stopped qualifying the columns of a query that reads one thing: 15 has `SELECT
+//! photos.id FROM photos` where 16 has `SELECT id FROM photos`. Only the outermost query changed,
+//! so only its qualifiers are removed. The fingerprint also contains the columns that the view
+//! reads, so nothing that matters is lost.
 
 /// Tokens with one space between them, and without the qualifiers that only some versions write.
 pub(super) fn canonical(query: &str) -> String {
