@@ -118,7 +118,7 @@ pub fn connection_string(data: &[u8]) {
     let shown = match ConnectOptions::parse(text) {
         Ok(options) => {
             assert!(!options.addresses().is_empty() && !options.user().is_empty());
-            // Of an address or a name the word is no secret.
+            // In an address or a name the word is no secret.
             let places = [
                 options.addresses().join(" "),
                 options.user().to_owned(),

@@ -248,7 +248,7 @@ mod tests {
         assert!(!left.exists() && place.is_dir());
     }
 
-    /// Of those that are not in use, the one that was used last is kept.
+    /// The one that was used last is kept among those that are not in use.
     #[test]
     fn entries_that_were_not_used_for_longest_are_removed() {
         let folder = tempfile::tempdir().unwrap();

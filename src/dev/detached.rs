@@ -387,7 +387,7 @@ impl<'a> DetachedServer<'a> {
             .with_file_name(format!("{}.passfile", self.name))
     }
 
-    /// That file, or `None` if it lets in everybody, as servers of an older pgshard do.
+    /// That file, or `None` if it lets everyone in, as servers of an older pgshard do.
     fn passfile(&self) -> Result<Option<PathBuf>, Error> {
         let place = self.passfile_place();
         if place.is_file() {

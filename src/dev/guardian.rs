@@ -150,7 +150,7 @@ impl Guardian {
     /// Waits for a released guardian to end, which means that the server is stopped and its
     /// directory gone.
     fn wait(&mut self) {
-        // PostgreSQL itself kills what does not stop at once after five seconds.
+        // PostgreSQL itself kills, after five seconds, what does not stop immediately.
         const WAIT: Duration = Duration::from_secs(70);
         let started = Instant::now();
         while started.elapsed() < WAIT {

@@ -24,7 +24,7 @@ host  replication all 127.0.0.1/32 scram-sha-256
 host  replication all ::1/128      scram-sha-256
 ";
 
-/// The file that defines who is let in, below a server's directory.
+/// The file that defines which clients are let in, below a server's directory.
 const HBA: &str = "data/pg_hba.conf";
 
 /// The passwords of the roles that every server has. None is ever shown.

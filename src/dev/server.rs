@@ -28,7 +28,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 pub enum StopMode {
     /// Clients are cut off, open transactions rolled back, everything is written.
     Fast,
-    /// As in a crash: every process ends at once, and the next start recovers from the WAL.
+    /// As in a crash: every process ends immediately, and the next start recovers from the WAL.
     Immediate,
 }
 

@@ -15,7 +15,7 @@ use super::privileges::Account;
 /// their key.
 const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION CREATEDB;\nCREATE DATABASE app OWNER app;\n";
 
-/// Before PostgreSQL 15 everybody may create objects in `public`. This is run in the database that
+/// Before PostgreSQL 15 every role may create objects in `public`. This is run in the database that
 /// others are copied from.
 const OWN_PUBLIC: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC;\n";
 

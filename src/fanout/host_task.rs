@@ -216,7 +216,7 @@ impl HostTask {
     /// Runs jobs by themselves, `width` at a time, in the way that handles moves.
     async fn alone(&self, jobs: Vec<usize>, width: usize) {
         // The jobs wait for a connection once, together. When one has waited in vain, the others
-        // fail at once.
+        // fail immediately.
         let busy = Mutex::new(None);
         let busy = &busy;
         let one = |at: usize| async move {

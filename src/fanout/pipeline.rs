@@ -161,7 +161,7 @@ impl<'c> Pipeline<'c> {
                 connection.prepare(shard, &jobs.sql).await;
                 lock(&wire).answered(at);
             }
-            // What is prepared is sent at once.
+            // Prepared statements are sent immediately.
             lock(&wire).send(at, Sent::ToRun);
             jobs.results.sent(at);
             connection.query(shard, &jobs.sql, &params.params()).await

@@ -291,8 +291,8 @@ impl<S: LeaseStore> Snowflake<S> {
         self.inner.renew().await.map_err(Error::NoLease)
     }
 
-    /// Gives the worker number back, so that the next generator may begin at once, if this is the
-    /// last clone. Else it only drops this one.
+    /// Gives the worker number back, so that the next generator may begin immediately, if this is
+    /// the last clone. Else it only drops this one.
     ///
     /// # Errors
     /// When the store is out of reach: the number is free when its lease has ended.

@@ -132,7 +132,7 @@ pub(crate) struct Column {
     pub(crate) default: Option<String>,
 }
 
-/// A foreign key. Of a partition's, only the partitioned table's.
+/// A foreign key. For partitions, only that of the partitioned table.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ForeignKey {
     pub(crate) name: String,

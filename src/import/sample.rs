@@ -103,7 +103,7 @@ async fn statistics(
     let numbers: Vec<i16> = columns.iter().map(|(_, number)| *number).collect();
     let what = "the statistics of columns";
     let failed = |source| Error::postgres(what, source);
-    // Of a partitioned table, ANALYZE records the statistics of all its rows as inherited.
+    // ANALYZE records the statistics of all rows of a partitioned table as inherited.
     let sql = "SELECT w.t, w.c, s.null_frac, coalesce(s.most_common_vals::text::text[], '{}'),
             coalesce(s.most_common_freqs, '{}')
         FROM unnest($1::oid[], $2::int2[]) AS w (t, c)

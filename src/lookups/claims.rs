@@ -45,7 +45,7 @@ pub(crate) enum Seen<Key, Claim> {
 pub(crate) enum Next<Key, Claim> {
     /// Insert the entry with a new claim, unless there is one.
     Claim,
-    /// Look at the shard of the entry's key; at once, or after a pause if that has been done.
+    /// Look at the shard of the entry's key; immediately, or after a pause if that has been done.
     Look(Entry<Key, Claim>),
     /// Make the entry's claim unusable, and then look for the row.
     Kill(Entry<Key, Claim>),

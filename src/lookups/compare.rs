@@ -2,7 +2,7 @@
 //! commits, or a shard was restored from a backup.
 //!
 //! Invariant: a difference is reported only if the row is there between two reads of its entry that
-//! show the same claim: what a writer changes meanwhile is no difference.
+//! show the same claim: what a writer changes in between is no difference.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ impl Lookup<'_> {
     }
 
     /// The same, and gives the rows their entries again. Nothing is decided about duplicates.
-    /// `find` answers meanwhile as it did before, if it is not [suspended](Lookup::suspend).
+    /// `find` answers during that time as it did before, if it is not [suspended](Lookup::suspend).
     ///
     /// # Errors
     /// As [`Lookup::check`] and [`Lookup::build`].

@@ -296,8 +296,8 @@ pub(super) const MAY_RECORD: &str = "UPDATE {shard}.pgshard_lookup SET may_recor
     CASE WHEN state = 'complete' THEN 'enforcing' ELSE state END WHERE name = $1::text AND \
     definition = $2::text";
 
-/// Of the next 1000 claims after hash `$2` and claim `$3`, deletes those that were spent more than
-/// 24 hours ago. Returns how many these were, and the last claim that was read.
+/// Reads the next 1000 claims after hash `$2` and claim `$3`, and deletes those that were spent
+/// more than 24 hours ago. Returns how many these were, and the last claim that was read.
 pub(super) const SWEEP: &str = "WITH page AS MATERIALIZED (SELECT c.hash, c.claim, c.at FROM \
     {shard}.pgshard_claim c WHERE c.lookup = $1::text AND (c.hash, c.claim) > ($2::bytea, \
     $3::uuid) ORDER BY c.hash, c.claim LIMIT 1000), deleted AS (DELETE FROM {shard}.pgshard_claim \

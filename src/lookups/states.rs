@@ -121,7 +121,7 @@ impl Lookup<'_> {
             return Ok(false);
         }
         self.mark_each(statements::MAY_NOT_RECORD).await?;
-        // A shard that was made recording meanwhile.
+        // A shard that was made recording since then.
         let states = self.guarded().await?;
         if !states
             .values()

@@ -249,8 +249,8 @@ impl Mover {
     /// that is broken is given up; the others continue.
     ///
     /// # Cancel safety
-    /// May be dropped: the next call continues from the last durable position, at once or when the
-    /// lease has ended.
+    /// May be dropped: the next call continues from the last durable position, immediately or when
+    /// the lease has ended.
     pub fn follow_old_copies(&self, id: Option<MoveId>) -> BoxFuture<'_, ()> {
         Box::pin(old_copies::follow(&self.context, id))
     }

@@ -29,7 +29,7 @@ use super::vitals::{Vitals, Watch};
 /// socket; the server then rolls an open transaction back.
 pub struct Connection {
     /// It comes before `client` so that it ends first: a client that is dropped before would still
-    /// send a good-bye.
+    /// send Terminate.
     driver: Driver,
     client: Client,
     canceller: Canceller,
@@ -591,7 +591,7 @@ impl Connection {
     }
 
     /// Closes the connection once everything that was sent on it is answered, and then returns.
-    /// Dropping the future closes it at once.
+    /// Dropping the future closes it immediately.
     pub(crate) async fn finish(self) {
         let Connection {
             mut driver, client, ..

@@ -97,7 +97,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the server refused who connects.
+    /// Whether the server refused the login.
     pub(super) fn is_refused_login(&self) -> bool {
         match self {
             ConnectError::Refused { source, .. } => source
@@ -108,8 +108,8 @@ impl ConnectError {
     }
 
     /// Whether the server could not be reached, or no server that answered is the host's primary.
-    /// This may pass, but another try at once does not help. False when the server answered with an
-    /// error.
+    /// This may pass, but another immediate try does not help. False when the server answered with
+    /// an error.
     pub fn is_unreachable(&self) -> bool {
         match self {
             ConnectError::TimedOut { .. }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::options_error::OptionsError;
 
-/// The keys of a connection string with their values. Of a key that comes twice the last counts.
+/// The keys of a connection string with their values. If a key comes twice, the last one counts.
 pub(super) type Keys = BTreeMap<String, String>;
 
 /// Reads a connection string. Whether a key is known is not checked here.

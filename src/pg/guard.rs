@@ -123,12 +123,12 @@ pub(super) struct Guard {
     asked: AuthRequests,
     /// The number of a request to authenticate, as much of it as has come.
     request: Vec<u8>,
-    /// Of the answer that comes, what did not count as progress yet.
+    /// The part of the answer that did not count as progress yet.
     part: u64,
     /// What the greeting or the answer has cost until now.
     cost: u64,
     outgoing: Frames,
-    /// What is sent first has no tags: the wish for TLS, and who connects.
+    /// What is sent first has no tags: the request for TLS, and the startup message.
     untagged: Option<Vec<u8>>,
     /// The tag of the last message sent that an answer ends.
     asked_by: u8,

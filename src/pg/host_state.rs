@@ -53,7 +53,7 @@ impl HostState {
             .map_or(HostState::AnswersWithError, HostState::of_code)
     }
 
-    /// Whether the host may be gone for good. If not, it may serve its shards to others.
+    /// Whether the host may be gone permanently. If not, it may serve its shards to others.
     pub fn may_be_gone(self) -> bool {
         self == HostState::Unreachable
     }
@@ -157,8 +157,8 @@ impl ConnectError {
         self.host_state().remedy()
     }
 
-    /// Of the errors of two addresses of one host, the more telling one: that of a
-    /// server that answers.
+    /// The more telling one of the errors of two addresses of one host: that of a server that
+    /// answers.
     pub(super) fn or_more_telling(self, former: Option<ConnectError>) -> ConnectError {
         match former {
             Some(former) if self.host_state().may_be_gone() => former,

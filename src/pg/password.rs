@@ -50,7 +50,7 @@ pub(crate) struct PassfileKey<'a> {
 }
 
 impl Password {
-    /// As [`read`](Password::read), without blocking who else runs in this thread.
+    /// As [`read`](Password::read), without blocking other tasks of this thread.
     pub(crate) async fn fetch(
         &self,
         wanted: &PassfileKey<'_>,

@@ -134,7 +134,7 @@ pub(crate) struct Reader {
     process: i32,
 }
 
-/// Whether the server shall answer a status at once.
+/// Whether the server shall answer a status immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Requested,

@@ -129,7 +129,7 @@ pub(super) fn section(
                 "names another service: that is not possible within one",
             ));
         }
-        // Of a key that comes twice, the first counts.
+        // If a key comes twice, the first one counts.
         if pairs.iter().all(|pair| pair.key != key) {
             pairs.push(Pair {
                 key: key.to_owned(),

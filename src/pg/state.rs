@@ -116,7 +116,7 @@ pub(crate) fn is_not_provided(error: &tokio_postgres::Error) -> bool {
     })
 }
 
-/// Whether the server refused who connects, by this SQLSTATE: the password may have changed in the
+/// Whether the server refused the login, by this SQLSTATE: the password may have changed in the
 /// moment before.
 pub(crate) fn is_refused_login(code: &str) -> bool {
     matches!(code, "28P01" | "28000")

@@ -48,7 +48,7 @@ pub enum RootCert {
     #[default]
     Standard,
     /// `system`: those that the machine trusts. With these, `sslmode` is `verify-full` and nothing
-    /// less: everybody can have a certificate of theirs.
+    /// less: everyone can get a certificate of theirs.
     System,
     /// Those of a PEM file.
     File(PathBuf),

@@ -133,7 +133,7 @@ impl<'r> Call<'r> {
         self.tries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes who gave the answer.
+    /// Notes which host gave the answer.
     pub(super) fn answered_by(&self, host: Arc<Host>) {
         let _ = self.answered_by.set(host);
     }

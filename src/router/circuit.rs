@@ -116,7 +116,7 @@ impl Circuit {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Whether calls would fail at once.
+    /// Whether calls would fail immediately.
     pub(super) fn is_open(&self) -> bool {
         matches!(*self.state.borrow(), CircuitState::Open { .. })
     }

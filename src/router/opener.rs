@@ -42,8 +42,8 @@ impl Opener {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub(super) async fn open(&self, ends_at: Option<Instant>) -> Result<Session, PoolError> {
-        // Taken before the connection is opened: a server that is retired meanwhile may be the one
-        // that it leads to.
+        // Taken before the connection is opened: a server that is retired during that time may be
+        // the one that it leads to.
         let generation = self.circuit.generation();
         let opening = async {
             let connection = self

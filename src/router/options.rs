@@ -158,7 +158,7 @@ pub struct Options {
     /// ms.
     pub replica_wait: Duration,
     /// How many calls may wait for one shard that is being moved; the next gets
-    /// [`Error::TooManyWaiting`](super::Error) at once. Default 1024.
+    /// [`Error::TooManyWaiting`](super::Error) immediately. Default 1024.
     pub waiters_per_shard: u32,
     /// How many calls may wait for a free connection to one host; the next gets the same error.
     /// Default 4096.

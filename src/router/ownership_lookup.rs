@@ -114,7 +114,7 @@ impl Callers {
 }
 
 impl OwnershipLookups {
-    /// Behind a signpost, the lookup is sent almost at once.
+    /// Behind a signpost, the lookup is sent almost immediately.
     const SIGNPOST_SPACING: Duration = Duration::from_millis(1);
     /// Questions about what may be the application's own mistake can wait a little.
     const AMBIGUOUS_SPACING: Duration = Duration::from_millis(10);

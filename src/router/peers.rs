@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use crate::map::HostName;
 use crate::pg::{self, ConnectOptions, Records};
 
-/// The servers that are awaited come first: they are no strangers when the others come.
+/// The servers that are awaited come first: they are known when the others come.
 const RECORDS: &str = "SELECT host_name, generation, system_identifier, timeline FROM \
     pgshard.identity ORDER BY timeline";
 

@@ -36,13 +36,13 @@ pub(super) struct StatementCache<S> {
     hand: usize,
     /// Misses since the hand moved.
     misses: u32,
-    /// Of the last `asked` looks, how many found a statement.
+    /// How many of the last `asked` looks found a statement.
     found: u32,
     asked: u32,
     /// Whether fewer than half of the looks before those found one.
     overrun: bool,
-    /// Of the last looks for statements of shards of which this session is not the favourite: how
-    /// many there were, and found a statement.
+    /// The last looks for statements of shards of which this session is not the favourite: how many
+    /// there were, and how many found a statement.
     elsewhere: (u32, u32),
 }
 
@@ -303,7 +303,7 @@ mod tests {
 
     /// Three times as many statements as have room, each as often: most of those that are kept
     /// stay, and serve. Then others are in use, for which there is room: they come in. While most
-    /// are found, what is new comes in at once.
+    /// are found, a new statement comes in immediately.
     #[test]
     fn an_overrun_cache_changes_slowly() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));

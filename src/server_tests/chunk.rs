@@ -1,4 +1,4 @@
-//! The copy in chunks is exact, whatever is written meanwhile, and also after a crash.
+//! The copy in chunks is exact, whatever is written during that time, and also after a crash.
 
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ async fn assert_same(source: &Session, target: &Session, work: &ShardCopy) {
     }
 }
 
-/// Copies under load, applies what was written meanwhile, and compares.
+/// Copies under load, applies what was written during that time, and compares.
 async fn exact(versions: [u32; 2]) {
     let seed = fastrand::u64(..);
     let pair = Pair::start(versions).await;

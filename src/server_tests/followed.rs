@@ -135,7 +135,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Starts to follow; the former follower is dropped at once.
+    /// Starts to follow; the former follower is dropped immediately.
     pub(crate) fn follow(&mut self, patience: Duration) {
         self.follower = None;
         let shard = |shard: &ShardCopy| FollowedShard {
@@ -157,7 +157,7 @@ impl Stream {
         }));
     }
 
-    /// Drops the follower at once, as a crash would.
+    /// Drops the follower immediately, as a crash would.
     pub(crate) fn kill(&mut self) {
         self.follower = None;
     }

@@ -131,7 +131,7 @@ on_each_version! {
             async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
         assert_eq!(refused("").await, "28000");
         assert_eq!(refused(&world.client("somebody", 0)).await, "28000");
-        // The server receives the stranger's certificate during the handshake, and ends it.
+        // The server receives the foreign certificate during the handshake, and ends it.
         refused(&world.client("app", 1)).await;
 
         let (certificate, key) = app.split_once(' ').unwrap();

@@ -10,11 +10,11 @@ use super::world::{Waits, World};
 pub(super) struct Figures {
     what: String,
     since: usize,
-    /// Of the host that got most, in its busiest second.
+    /// On the host that got most, in its busiest second.
     pub(super) connects: u32,
     pub(super) look_ups: u32,
     pub(super) mends: u32,
-    /// Of the host that had most.
+    /// On the host that had most.
     pub(super) open: usize,
     /// Being opened at the same time.
     pub(super) opening: usize,

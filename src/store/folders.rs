@@ -69,7 +69,7 @@ impl Folders {
     /// Waits for a change in the file's folders.
     ///
     /// # Cancel safety
-    /// No change is lost: the next call returns at once.
+    /// No change is lost: the next call returns immediately.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }

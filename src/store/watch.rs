@@ -31,8 +31,8 @@ pub struct MapWatch {
 pub struct Refresh(Arc<Notify>);
 
 impl Refresh {
-    /// Makes the store look at once, whatever it waits for. Has no effect on a store that hears of
-    /// every change anyway (in memory). Returns at once; several calls may make one look.
+    /// Makes the store look immediately, whatever it waits for. Has no effect on a store that hears
+    /// of every change anyway (in memory). Returns immediately; several calls may make one look.
     pub fn now(&self) {
         self.0.notify_one();
     }
@@ -91,7 +91,7 @@ impl MapSender {
     /// Waits until a reader wants the store to look ([`Refresh::now`]).
     ///
     /// # Cancel safety
-    /// No wish is lost: the next call returns at once.
+    /// No request is lost: the next call returns immediately.
     pub async fn refresh_wanted(&self) {
         self.refresh.notified().await;
     }
@@ -138,7 +138,7 @@ impl MapWatch {
         self.error.borrow().clone()
     }
 
-    /// Makes the store check at once: after SIGHUP, for example.
+    /// Makes the store check immediately: after SIGHUP, for example.
     pub fn refresh(&self) -> Refresh {
         self.refresh.clone()
     }

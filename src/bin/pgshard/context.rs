@@ -284,7 +284,7 @@ pub(crate) fn all_hosts(config: &Config) -> Vec<(HostName, ConnectOptions)> {
         .collect()
 }
 
-/// Checks that the hosts are those of the config, for what would be wrong for everybody else if it
+/// Checks that the hosts are those of the config, for commands that would harm everyone else if it
 /// had exchanged the names of two, or were of another cluster.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ pub(crate) struct Share {
     pub(crate) key: String,
     pub(crate) rows: f64,
     pub(crate) bytes: f64,
-    /// Of the bytes of the tables with statistics.
+    /// The share of the bytes of the tables with statistics.
     pub(crate) share: f64,
 }
 

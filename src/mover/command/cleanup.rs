@@ -347,7 +347,7 @@ async fn may_be_dropped(
 }
 
 /// What the shard has today: where the old copy has the same, nothing is in that only, whatever was
-/// recorded. Of an old copy that takes changes, without what was removed for that.
+/// recorded. For an old copy that takes changes, this leaves out what was removed for that.
 async fn fingerprint_at(
     target: &Session,
     schema: &str,
@@ -375,7 +375,7 @@ async fn drop_old_copy(
         schema: context.prefix.schema(shard),
     };
     let left = names.left(entry.epoch);
-    // To give up the way back may have taken seconds.
+    // Giving up the rollback may have taken seconds.
     alone(context, source, &left).await?;
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which no other session uses, for one

@@ -148,7 +148,7 @@ impl Heartbeat {
         })
     }
 
-    /// Ends the mover's presence: what it leaves open can be taken over at once.
+    /// Ends the mover's presence: what it leaves open can be taken over immediately.
     pub(crate) async fn end(self) {
         self.task.abort();
         // A courtesy: the lock goes with the connection, and the lease ends by itself.
@@ -233,7 +233,7 @@ impl Heartbeat {
         self.asked.borrow().clone()
     }
 
-    /// Takes over the feeding of a kept shard: at once if its former feeder is gone, after the
+    /// Takes over the feeding of a kept shard: immediately if its former feeder is gone, after the
     /// lease if that is paused. The caller calls [`Heartbeat::hold`] next.
     ///
     /// # Errors

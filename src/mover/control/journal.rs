@@ -244,7 +244,7 @@ impl Session {
             .get(0)
     }
 
-    /// [`Session::entries`] with those who work on them; empty where there is no control schema.
+    /// [`Session::entries`] with the workers on them; empty where there is no control schema.
     pub(crate) async fn entries_if_any(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
         if !self.is_bootstrapped().await? {
             return Ok(Vec::new());
@@ -417,7 +417,7 @@ impl Session {
         }
     }
 
-    /// The error that names who has claimed a shard.
+    /// The error that names the move that has claimed a shard.
     async fn claimed(&self, shard: ShardId) -> Result<Error, Error> {
         let entry = self.open_entry(shard).await?;
         let by = entry.map(|entry| {
@@ -429,7 +429,7 @@ impl Session {
         Ok(Error::Claimed { shard, by })
     }
 
-    /// The move of a shard away from this host that has not ended, with those who work on it.
+    /// The move of a shard away from this host that has not ended, with its worker.
     ///
     /// Locks: none but ACCESS SHARE on the journal.
     pub(crate) async fn open_entry(&self, shard: ShardId) -> Result<Option<Entry>, Error> {

@@ -16,9 +16,9 @@ use crate::mover::control::row::{AnsweredRow, Question};
 use crate::mover::definition::ddl::Statement;
 use crate::mover::protocol::error::Error;
 
-/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its
-/// transactions last half a minute at most. The text form of values is the same on every host, and
-/// transactions have the isolation that the steps rely on, whatever the settings of hosts and
+/// Lock waits end before other sessions queue behind them for long. If a mover's machine is gone,
+/// its transactions last half a minute at most. The text form of values is the same on every host,
+/// and transactions have the isolation that the steps rely on, whatever the settings of hosts and
 /// roles. A session may wait for hours, and so may a transaction. JIT is off, because a digest of a
 /// large table would begin with compiling, on both hosts.
 ///

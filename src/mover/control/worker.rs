@@ -76,7 +76,7 @@ impl Session {
         .map(drop)
     }
 
-    /// Records that the mover has ended. What it has not finished can be taken over at once.
+    /// Records that the mover has ended. What it has not finished can be taken over immediately.
     ///
     /// Locks: the rows that it still holds, and its own, for this one statement.
     pub(crate) async fn depart(&self, lease: Uuid) -> Result<(), Error> {
@@ -162,7 +162,7 @@ impl Session {
         rows.iter().map(presence).collect()
     }
 
-    /// Adds to each entry who works on it.
+    /// Adds its worker to each entry.
     pub(crate) async fn add_workers(
         &self,
         entries: &mut [Entry],
@@ -369,8 +369,9 @@ fn stop_request(row: &AnsweredRow) -> Result<Option<StopRequest>, Error> {
 }
 
 impl Heartbeat {
-    /// Takes over every open shard of a route: at once if its mover is gone, after the lease if
-    /// that is paused. Gives the shards as the journal has them now, and the leases that they had.
+    /// Takes over every open shard of a route: immediately if its mover is gone, after the lease if
+    /// that is paused. Returns the shards as the journal has them now, and the leases that they
+    /// had.
     ///
     /// # Errors
     /// [`Error::AtWork`] as soon as a mover is seen to renew its lease.

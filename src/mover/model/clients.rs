@@ -1,4 +1,4 @@
-//! Those who write: routers, which go where the hosts send them, and a client with plain SQL, which
+//! The writers: routers, which go where the hosts send them, and a client with plain SQL, which
 //! does not.
 
 use crate::mover::model::mutant::Mutant;

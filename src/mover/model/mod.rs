@@ -236,7 +236,7 @@ impl Model for Protocol {
     type State = World;
     type Action = Action;
 
-    /// The first mover has claimed the shard, or the move was resumed at once to abort it.
+    /// The first mover has claimed the shard, or the move was resumed immediately to abort it.
     fn init_states(&self) -> Vec<World> {
         let journal = Journal {
             phase: Phase::Claimed,

@@ -141,7 +141,7 @@ fn has_ended(w: &World) -> bool {
             .all(|m| matches!(m.at, At::Asleep | At::Ended | At::Crashed))
 }
 
-/// Whether one host serves, under the shard's name, and everybody's write has succeeded.
+/// Whether one host serves, under the shard's name, and every client's write has succeeded.
 fn is_writable(w: &World) -> bool {
     let here = w.source.live.row == Row::Serving && w.source.live.named == Named::Shard;
     let written = w

@@ -15,7 +15,7 @@ use crate::exploration::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// A table is added to the publication of an existing slot, and its rows are read at once.
+    /// A table is added to the publication of an existing slot, and its rows are read immediately.
     AddAndRead,
     /// The running transactions are waited for first, and then the table is added.
     WaitAndAdd,

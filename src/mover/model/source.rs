@@ -109,7 +109,8 @@ impl Functions {
         })
     }
 
-    /// `pgshard.expire_fence`, past the deadline. By anybody, at any time: the model has no clock.
+    /// `pgshard.expire_fence`, past the deadline. By any session, at any time: the model has no
+    /// clock.
     pub(super) fn expire_fence(&self, source: &Source) -> Option<Source> {
         match source.row {
             Row::Fenced { attempt, .. } => self.unfence(source, attempt, None),

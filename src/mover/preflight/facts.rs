@@ -574,8 +574,8 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
     rows.iter().map(lock).collect()
 }
 
-/// Adds to an error who holds the locks that a statement did not get on a shard's tables, if that
-/// can still be found out.
+/// Adds to an error which sessions hold the locks that a statement did not get on a shard's tables,
+/// if that can still be found out.
 ///
 /// Locks: as [`locks`].
 pub(crate) async fn locked(

@@ -59,7 +59,7 @@ pub(crate) async fn finish(
     target.batch(WHAT, end).await.map(|()| found)
 }
 
-/// Runs the statements up to the first that the server refuses for good.
+/// Runs the statements up to the first that the server refuses permanently.
 async fn make(
     target: &Session,
     statements: impl Iterator<Item = &Statement>,
@@ -117,7 +117,7 @@ pub(crate) fn alike<'s>(
         .collect()
 }
 
-/// Whether the statement creates a function with a body that is read at once.
+/// Whether the statement creates a function with a body that is read immediately.
 fn is_bound(sql: &str) -> bool {
     sql.starts_with("CREATE ") && !sql.contains("\nAS $")
 }

@@ -8,8 +8,8 @@ use crate::pg::quote_ident;
 
 /// Warnings about what names this schema there.
 ///
-/// Only in tables that belong to an extension: another could be a stranger's, with policies that
-/// run as the role that reads.
+/// Only in tables that belong to an extension: any other could belong to another role, with
+/// policies that run as the role that reads.
 ///
 /// Locks: ACCESS SHARE on those tables, for one statement each, in one transaction.
 pub(crate) async fn named(source: &Session, schema: &str) -> Result<Vec<String>, Error> {

@@ -202,7 +202,7 @@ pub enum Error {
     Claimed {
         /// The shard.
         shard: ShardId,
-        /// That move and who works on it; `None` if it has ended meanwhile.
+        /// That move and its worker; `None` if it has ended since.
         by: Option<Box<Rival>>,
     },
     /// Another mover is alive and works on this move: nothing was changed.
@@ -632,8 +632,8 @@ impl Error {
         )
     }
 
-    /// Whether the server refuses the statement for good, so that it is no use to try it again: by
-    /// its syntax, its names or the role's rights, or as something that it cannot do.
+    /// Whether the server refuses the statement permanently, so that it is no use to try it again:
+    /// by its syntax, its names or the role's rights, or as something that it cannot do.
     pub(crate) fn is_permanent(&self) -> bool {
         let Error::Database { source, .. } = self else {
             return false;

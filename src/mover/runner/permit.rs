@@ -92,8 +92,8 @@ impl CutOverPermits {
         Ok(Permit { slot, sessions })
     }
 
-    /// Begins a piece of work: at once, or when there is no fence. The holder of the permit must
-    /// not wait here, nor work that is needed behind a fence.
+    /// Begins a piece of work: immediately, or when there is no fence. The holder of the permit
+    /// must not wait here, nor work that is needed behind a fence.
     ///
     /// # Cancel safety
     /// May be dropped and called again.

@@ -23,7 +23,8 @@ use crate::pg::cause::chain;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// How long an ALTER TABLE waits for the table's lock, and with it everybody who queues behind it.
+/// How long an ALTER TABLE waits for the table's lock, and with it every session that queues behind
+/// it.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
 /// The pause between two tries, in which waiting sessions can continue.
@@ -181,7 +182,7 @@ impl ShardMove<'_> {
             .map(drop)
     }
 
-    /// The error that names those who have locks on the shard's tables.
+    /// The error that names the sessions with locks on the shard's tables.
     async fn blocked(&self, schema: u32, table: &str) -> Result<Error, Error> {
         let locks = facts::locks(&self.source, schema).await?;
         let blockers = locks

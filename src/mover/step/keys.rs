@@ -15,8 +15,8 @@ use crate::pg::cause::chain;
 use crate::pg::quote_ident;
 use crate::schema::catalog::preamble;
 
-/// How long a partitioned table's foreign key waits for its locks, and with it everybody who queues
-/// behind it.
+/// How long a partitioned table's foreign key waits for its locks, and with it every session that
+/// queues behind it.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
 /// The pause between two tries, in which waiting sessions can continue.

@@ -584,9 +584,9 @@ pub(crate) async fn mark_rollback_lost(
         .map(drop)
 }
 
-/// Gives up the reverse replication of one shard, unless a rollback has taken its old copy. Gives
-/// that rollback. Of a rollback that takes it at the same moment, one comes first, and the other
-/// sees it.
+/// Gives up the reverse replication of one shard, unless a rollback has taken its old copy. Returns
+/// that rollback. If a rollback takes it at the same moment, one of the two comes first, and the
+/// other sees it.
 ///
 /// Locks: its row, for one statement.
 pub(crate) async fn lose_unless_taken(

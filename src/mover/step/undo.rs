@@ -151,7 +151,7 @@ async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     source.batch(what, "COMMIT").await
 }
 
-/// Undoes the source's part at once, for when the target is unreachable.
+/// Undoes the source's part immediately, for when the target is unreachable.
 ///
 /// # Errors
 /// [`Error::TooLate`] when the source has decided.

@@ -2,8 +2,8 @@
 //! and reports.
 //!
 //! Source transactions are combined into one target transaction as long as more have arrived
-//! already; one that arrives alone is committed at once. Invariant: a target transaction ends where
-//! a source transaction ends, and contains the progress of each shard that it touched, by
+//! already; one that arrives alone is committed immediately. Invariant: a target transaction ends
+//! where a source transaction ends, and contains the progress of each shard that it touched, by
 //! compare-and-swap under its lease.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};

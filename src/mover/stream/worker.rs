@@ -144,8 +144,8 @@ impl Worker {
             error = chain(error),
             "the slot is dropped: the server cannot decode it"
         );
-        // A worker that slept, and was taken over meanwhile, must leave the slot to the mover that
-        // has the shards: it may be a new slot.
+        // A worker that slept, and was taken over during that time, must leave the slot to the
+        // mover that has the shards: it may be a new slot.
         let target = options.hosts.open_new(&options.target).await?;
         let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
             && self

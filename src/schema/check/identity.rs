@@ -199,7 +199,7 @@ impl Identities {
         records
     }
 
-    /// Of the records of a host that are of this kind, the one that counts.
+    /// The record that counts among those of a host that are of this kind.
     fn elected(&self, host: &HostName, kind: impl Fn(&Record) -> bool) -> Option<Record> {
         let about = || {
             let of_host = |said: &&IdentityRecord| said.host == host.as_str() && kind(&said.record);
@@ -480,7 +480,7 @@ pub async fn accept_in_advance(
 }
 
 /// Records on all hosts which server an operator has accepted: on that server first, with the
-/// record that it replaces, so that those who know the former server accept this one.
+/// record that it replaces, so that clients that know the former server accept this one.
 ///
 /// # Errors
 /// When it could not be written on the server itself: then nothing was written. Other hosts where

@@ -1,5 +1,6 @@
-//! What is open to strangers: roles with more rights than they need, or fewer; locks of ours that a
-//! stranger holds; connections that others can read; readable files with passwords in them.
+//! What is open to other roles and users: roles with more rights than they need, or fewer; locks of
+//! ours that a foreign role holds; connections that others can read; readable files with passwords
+//! in them.
 //!
 //! On throwaway servers, superusers are no finding: there are no rows to protect.
 

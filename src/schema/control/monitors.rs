@@ -1,4 +1,4 @@
-//! The roles that only watch: what they may read, and who they are.
+//! The roles that only watch: what they may read, and which roles they are.
 //!
 //! A role that was granted SELECT on `pgshard.control_migration` counts as a monitor's, since no
 //! other purpose needs that. As with routers, the catalogs are the only record: what a role may
@@ -93,7 +93,7 @@ pub(in crate::schema) fn of_monitor(role: &str) -> Vec<String> {
             columns.join(", ")
         ));
     }
-    // It only reads pg_locks: who is in the way of a fence.
+    // It only reads pg_locks: which sessions are in the way of a fence.
     statements.push(format!(
         "GRANT EXECUTE ON FUNCTION pgshard.barrier(oid) TO {grantee}"
     ));
@@ -261,8 +261,8 @@ pub struct PrivilegedRole {
     pub is_superuser: bool,
 }
 
-/// Whether the role behind a connection may write to what is pgshard's on the host: who only
-/// watches should not.
+/// Whether the role behind a connection may write to what is pgshard's on the host: a role that
+/// only watches should not.
 ///
 /// # Errors
 /// When the query fails.

@@ -15,8 +15,8 @@ pub(in crate::schema) struct Statement {
     pub(in crate::schema) words: Vec<String>,
 }
 
-/// More than any statement has that is known by its words. Of a COPY all are kept: what it copies
-/// to is behind its columns.
+/// More than any statement has that is known by its words. For a COPY all are kept: its target is
+/// behind its columns.
 const WORDS_MAX: usize = 64;
 
 /// A mark that opens something that the script does not close. The server would take what follows

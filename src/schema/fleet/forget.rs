@@ -136,8 +136,8 @@ pub fn forget<'a>(
     })
 }
 
-/// Looks once more for shards that are to go to a host, now that no other claim can come: it would
-/// wait for the rows that were deleted, and find none. The one before it was waited for.
+/// Looks again for shards that are to go to a host, now that no other claim can come: it would wait
+/// for the rows that were deleted, and find none. The one before it was waited for.
 async fn claimed_meanwhile(
     read: &[(&HostName, Connection, HostFacts)],
     gone: &HostName,

@@ -1,7 +1,7 @@
 //! The queue of the work on many shards: what waits on which host, and until when.
 //!
 //! Work that finds its shard busy goes back with a growing pause, so that the rest comes first, and
-//! the application's statements do not queue up behind us again at once.
+//! the application's statements do not queue up behind us again immediately.
 //!
 //! Invariant: what a worker takes it puts back, or reports as done or failed. [`Next::Nothing`] is
 //! returned only when nothing is left on any host, and no other worker can put anything back.

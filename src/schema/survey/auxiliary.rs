@@ -1,5 +1,5 @@
-//! What is read apart from the snapshot: what a host has recorded of others, who works on its moves,
-//! and which replica identities are lent.
+//! What is read apart from the snapshot: what a host has recorded of others, the workers on its
+//! moves, and which replica identities are lent.
 //!
 //! These are queries of their own, because some of their tables may be missing. Their answers may be
 //! of another moment than the snapshot, and are not compared between hosts.

@@ -158,7 +158,7 @@ pub struct ControlFacts {
     pub(in crate::schema) routers: Routers,
     /// The roles that only watch.
     pub(in crate::schema) monitors: Monitors,
-    /// Locks of ours that are a stranger's.
+    /// Locks of ours that a foreign role holds.
     pub(in crate::schema) foreign_locks: Vec<Foreign>,
 }
 

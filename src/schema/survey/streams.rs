@@ -33,7 +33,7 @@ pub struct Slot {
     pub behind: Option<u64>,
 }
 
-/// A client that streams. Of the names and the lag, a role without `pg_monitor` sees only its own.
+/// A client that streams. A role without `pg_monitor` sees the names and the lag of its own only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamReader {
     /// Its `application_name`.

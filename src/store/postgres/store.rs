@@ -56,8 +56,8 @@ pub enum Installed {
 }
 
 impl PostgresStore {
-    /// How often a watch polls the database by default. Notifications arrive at once; this is for
-    /// those that got lost.
+    /// How often a watch polls the database by default. Notifications arrive immediately; this is
+    /// for those that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
     /// A store in this database, for a cluster of this many shards. Nothing is connected yet.

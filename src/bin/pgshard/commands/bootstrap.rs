@@ -266,7 +266,7 @@ pub(super) fn print_summary(report: &Report, output: &Output) {
             );
         }
     }
-    // Of the canary the same is true on all hosts.
+    // The same is true for the canary on all hosts.
     let failed = || report.hosts.values().flat_map(|host| &host.failed);
     for (fault, shards) in by_fault(failed().filter(|(_, fault)| fault.is_not_tried())) {
         output.error_with_remedy(format_args!("{}: {fault}", named(shards)), &fault.remedy());

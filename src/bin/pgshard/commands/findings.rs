@@ -42,8 +42,8 @@ struct Doubt {
     what: String,
 }
 
-/// The doubtful findings that were believed at the end of the look before: they are believed at
-/// once where they are seen again.
+/// The doubtful findings that were believed at the end of the look before: they are believed
+/// immediately where they are seen again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConfirmedDoubts(BTreeSet<Doubt>);
 

@@ -459,7 +459,7 @@ async fn run_moves(
 pub(crate) enum Interrupt {
     /// The command hears it itself and ends in order.
     Handled,
-    /// The command ends at once.
+    /// The command ends immediately.
     Ends {
         /// For the commands that change something.
         how_to_go_on: Option<&'static str>,

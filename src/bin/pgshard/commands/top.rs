@@ -1,4 +1,5 @@
-//! `pgshard top`: the busiest and largest shards, the slowest statements, and who blocks whom.
+//! `pgshard top`: the busiest and largest shards, the slowest statements, and which sessions block
+//! which.
 
 use std::collections::BTreeMap;
 use std::path::Path;

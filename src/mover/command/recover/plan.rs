@@ -1,5 +1,5 @@
 //! What is known of a host that has come back from an earlier time, and what would be done: for the
-//! operator who decides.
+//! operator to decide.
 
 use jiff::Timestamp;
 

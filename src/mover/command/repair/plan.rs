@@ -1,5 +1,4 @@
-//! Puts into words what is known about a shard and what would be done, for the operator who
-//! decides.
+//! Puts into words what is known about a shard and what would be done, for the operator to decide.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

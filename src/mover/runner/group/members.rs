@@ -82,7 +82,7 @@ impl Group<'_> {
 
     /// The error, or that the shard was altered, if that explains it: what the stream brings does
     /// not fit then, and rows differ, before the watchdog has looked. Where a lock was waited for,
-    /// who has it.
+    /// it names the session that has it.
     async fn explained(&self, drive: &Driver<'_>, error: Error) -> Error {
         let shard = drive.work.hold.shard;
         if error.is_lock() {
@@ -116,8 +116,8 @@ impl Group<'_> {
         }
     }
 
-    /// The error with the names of those who have the shard's tables locked at the source, if that
-    /// is why.
+    /// The error with the sessions that have the shard's tables locked at the source, if that is
+    /// why.
     async fn locked(&self, shard: ShardId, error: Error) -> Error {
         if !matches!(&error, Error::Database { host, .. } if *host == self.shared.source) {
             return error;

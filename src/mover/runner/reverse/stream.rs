@@ -43,7 +43,7 @@ pub(crate) async fn prepare(
     let there = slot_state(context, source, target, id).await?;
     match there.as_ref().map(|state| state.lost.is_some()) {
         Some(false) => return Ok(Some(name)),
-        // What was opened meanwhile has been written to since.
+        // A shard that was opened in the meantime has been written to since.
         lost => {
             old_copy::lose_all(
                 source,

@@ -77,8 +77,8 @@ impl OnShard<'_> {
             Some(there) => there,
         };
         if !there {
-            // What it cannot be run on is found before anything is made there, and a way back ends
-            // for it.
+            // A shard that it cannot be run on is found before anything is made there, which would
+            // end a rollback.
             match self.whole(client, self.can_run(client).await).await? {
                 Step::Started(_) => {}
                 step => return Ok(step),
@@ -95,8 +95,8 @@ impl OnShard<'_> {
                             .to_owned();
                     return Ok(Step::Again(words));
                 }
-                // Of two commands that create it at once, IF NOT EXISTS fails the slower one with a
-                // unique violation, after the other has committed.
+                // If two commands create it at the same time, IF NOT EXISTS fails the slower one
+                // with a unique violation, after the other has committed.
                 Outcome::Failed(fault) | Outcome::Apart(fault) => {
                     return Ok(match self.table_exists(client).await? {
                         Some(true) => Step::Again(fault.to_string()),

@@ -56,7 +56,7 @@ impl Fence {
         })
     }
 
-    /// Puts the signpost in the shard's place. After `deadline` anybody may end the fence.
+    /// Puts the signpost in the shard's place. After `deadline` any session may end the fence.
     ///
     /// Locks: those of pgshard.fence, for one statement.
     pub(super) async fn close(&mut self, deadline: Duration) -> Result<(), Fault> {
@@ -95,7 +95,7 @@ impl Fence {
 
     /// Makes the target ready: its schema with these tables, and all but the open.
     ///
-    /// Locks: none that anybody waits for; the schema and the rows are new.
+    /// Locks: none that another session waits for; the schema and the rows are new.
     pub(super) async fn make_ready(
         &self,
         target: &Connection,

@@ -44,7 +44,7 @@ const STILL_GOOD: Duration = Duration::from_secs(2);
 
 type Seen = Option<Arc<Snapshot>>;
 
-/// The hosts as they were seen last, and who wants to see them.
+/// The hosts as they were seen last, and the demand for them.
 pub(super) struct Collector {
     demand: Arc<Demand>,
     seen: watch::Receiver<Seen>,

@@ -21,7 +21,7 @@ use super::state::ConsoleState;
 /// How many viewers follow at a time. More see the page, and load it again to see it change.
 const VIEWERS_MAX: usize = 64;
 
-/// So often a viewer who is shown nothing new hears that the console is there.
+/// How often a viewer that is sent nothing new is sent a sign that the console is there.
 const STILL_HERE: Duration = Duration::from_secs(15);
 
 /// What a viewer wants to follow.

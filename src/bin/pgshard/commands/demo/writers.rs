@@ -134,7 +134,7 @@ async fn insert(router: &Router, user: i64, title: &str) -> Result<i64, Error> {
     Ok(id)
 }
 
-/// Two rows in one transaction: it is run again, whole, if the shard moves meanwhile.
+/// Two rows in one transaction: it is run again, whole, if the shard moves during that time.
 async fn insert_with_like(router: &Router, user: i64, title: &str) -> Result<i64, Error> {
     let work = async |tx: pgshard::router::Transaction| {
         let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";

@@ -203,7 +203,7 @@ pub(super) fn live_parts(page: Page, view: &View) -> BTreeMap<String, String> {
     parts
 }
 
-/// What an address that is none of ours gets.
+/// The page for an unknown address.
 pub(super) fn nothing_here() -> Markup {
     let missing = html! {
         h1 { "Nothing has this address" }

@@ -12,7 +12,7 @@ use super::page::{Page, Part};
 use super::words::{advice, command, day_and_clock, shard_link, short, text};
 use crate::output::{counted, size};
 
-/// More have ended than anybody reads: the journals have them all.
+/// Enough to read of those that have ended: the journals have them all.
 const ENDED_MAX: usize = 200;
 
 /// More shards of one move are counted only.
@@ -95,7 +95,7 @@ fn card(one: &MoveListing, followed: Option<&OpenMove>) -> Markup {
     }
 }
 
-/// How far it is, how fast, and who is in the way.
+/// How far it is, how fast, and which sessions are in the way.
 pub(super) fn live(open: &OpenMove) -> Markup {
     let progress = &open.progress;
     html! {

@@ -378,7 +378,7 @@ impl Grid<'_> {
                 .iter()
                 .filter_map(|shard| self.facts.weights.get(shard))
         };
-        // Of a host that was not measured nothing is known, which is not 0.
+        // Nothing is known of a host that was not measured; that is not 0.
         match self.shade {
             Shade::Bytes if self.is_now && weights().next().is_some() => {
                 format!(", {}", size(weights().map(|weight| weight.bytes).sum()))
