@@ -81,7 +81,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// The notation of maps: what was read is printed as what it means.
+/// The notation of maps: a map that was read is printed with the same meaning.
 pub fn map(data: &[u8]) {
     let Some(text) = text(data).filter(|text| text.len() < 4096) else {
         return;
@@ -152,8 +152,8 @@ pub fn template(data: &[u8]) {
     let _ = (Sql::new(text), Sql::reading(text));
 }
 
-/// Each number is an ID, and is the same after it was taken apart; other schemes refuse what is
-/// none of theirs.
+/// Each number is an ID, and is the same after it was taken apart; other schemes refuse IDs that
+/// are not theirs.
 pub fn ids(data: &[u8]) {
     if let Some(number) = data.first_chunk::<8>() {
         let number = i64::from_le_bytes(*number);

@@ -1,4 +1,5 @@
-//! `[cluster]`: what is the same for all hosts and cannot change once a cluster is bootstrapped.
+//! `[cluster]`: the settings that are the same for all hosts and cannot change once a cluster is
+//! bootstrapped.
 
 use std::path::{Path, PathBuf};
 

@@ -113,7 +113,7 @@ fn edit(
     path: &Path,
     change: impl Fn(&str) -> Result<String, EditError>,
 ) -> Result<Config, EditError> {
-    // A link stays; what it points to is replaced.
+    // A link stays; its target is replaced.
     let target = fs::canonicalize(path).map_err(failed("find", path))?;
     for _ in 0..ATTEMPTS {
         let file = lock(&target)?;

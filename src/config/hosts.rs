@@ -55,7 +55,7 @@ struct PartialHost<'t> {
     limits: HostLimits,
 }
 
-/// Reads all hosts. Gives those that are complete.
+/// Reads all hosts. Returns those that are complete.
 pub(super) fn read(
     section: &Section<'_>,
     folder: &Path,

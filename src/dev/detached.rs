@@ -266,7 +266,8 @@ fn check_ours(servers: &Path) -> Result<(), Error> {
 }
 
 /// Stops the servers that [`up`] made in this directory and removes them with their data. The
-/// config and the migrations stay. Gives the names of the servers removed: none if there were none.
+/// config and the migrations stay. Returns the names of the servers removed: none if there were
+/// none.
 ///
 /// # Errors
 /// When a server cannot be stopped or removed; those before it are gone.

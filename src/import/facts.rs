@@ -62,7 +62,7 @@ pub(crate) struct Server {
     pub(crate) version: u32,
     pub(crate) wal_level: String,
     pub(crate) can_decode: bool,
-    /// Whether it is a standby: nothing is counted there of what is written.
+    /// Whether it is a standby: it does not count writes.
     pub(crate) standby: bool,
     pub(crate) free_slots: i64,
     pub(crate) free_senders: i64,

@@ -17,19 +17,19 @@ use super::judge;
 use super::read;
 use crate::pg::quote_ident;
 
-/// As many rows of a table are followed along each foreign key.
+/// How many rows of a table are followed along each foreign key.
 const ROWS: u32 = 1000;
 
 /// The largest IDs of this many tables are read in one statement.
 const TABLES_PER_STATEMENT: usize = 50;
 
-/// As many pages of a table are sampled: 8 MiB.
+/// The most pages of a table that are sampled: 8 MiB.
 const PAGES_MAX: f64 = 1024.0;
 
 /// Statistics are old once more rows were changed than there were, and more than these.
 const CHANGED_MIN: f64 = 10_000.0;
 
-/// As many of the commonest keys of a sample are kept, if they have this share of its rows and not
+/// How many of the commonest keys of a sample are kept, if they have this share of its rows and not
 /// fewer than so many.
 const COMMON_MAX: usize = 20;
 const COMMON_SHARE_MIN: f64 = 0.01;

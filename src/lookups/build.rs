@@ -94,7 +94,8 @@ impl Lookup<'_> {
             duplicates: Vec::new(),
             state: State::Recording,
         };
-        // The trigger first, everywhere: what is written from now on has its entry, or is recorded.
+        // The trigger first, everywhere: a row that is written from now on has its entry, or is
+        // recorded.
         for (shard, state) in self.guarded().await? {
             if !state.covered {
                 self.cover(shard, &state.kinds, &mut built).await?;

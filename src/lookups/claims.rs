@@ -16,7 +16,7 @@ pub(crate) struct Entry<Key, Claim> {
     pub(crate) claim: Claim,
 }
 
-/// What a claimer has seen last.
+/// The state that a claimer has seen last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Seen<Key, Claim> {
     /// Nothing yet.
@@ -40,7 +40,7 @@ pub(crate) enum Seen<Key, Claim> {
     Won(Claim),
 }
 
-/// What a claimer does next.
+/// The next step of a claimer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Next<Key, Claim> {
     /// Insert the entry with a new claim, unless there is one.

@@ -1,4 +1,4 @@
-//! Compares the entries with the rows, and puts back what is missing: after a host has lost
+//! Compares the entries with the rows, and puts back missing entries: after a host has lost
 //! commits, or a shard was restored from a backup.
 //!
 //! Invariant: a difference is reported only if the row is there between two reads of its entry that

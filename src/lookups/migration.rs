@@ -15,17 +15,15 @@ const RECORD: &str = include_str!("../../migrations/lookup/record.sql");
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Creates the tables and a trigger that refuses what was not claimed. For a table that no
+    /// Creates the tables and a trigger that refuses unclaimed values. For a table that no
     /// application writes yet.
     #[default]
     Create,
-    /// Creates the tables and a trigger that records what was not claimed.
+    /// Creates the tables and a trigger that records unclaimed values.
     CreateRecording,
-    /// From then on the trigger refuses what was not claimed. Fails where not every row has its
-    /// entry.
+    /// From then on the trigger refuses unclaimed values. Fails where not every row has its entry.
     Enforce,
-    /// From then on the trigger records what was not claimed. Fails where the look-up answers
-    /// `find`.
+    /// From then on the trigger records unclaimed values. Fails where the look-up answers `find`.
     Record,
 }
 

@@ -36,8 +36,8 @@ const ANSWER_MAX: u64 = (LONGEST_MESSAGE + SHORT_MESSAGE) as u64;
 /// What a message costs in memory in addition to its bytes.
 const MESSAGE_COST: u64 = 128;
 
-/// So many bytes of an answer are progress, and so is its end. Slower than that, by the times that
-/// a watch takes for long, is no network, but a server that wants us to wait.
+/// This many bytes of an answer are progress, and so is its end. Slower than that, by the times
+/// that a watch takes for long, is no network, but a server that wants us to wait.
 const PART: u64 = 1024;
 
 /// Which statements a connection carries.
@@ -79,8 +79,8 @@ struct Frames {
 }
 
 impl Frames {
-    /// Takes bytes up to the end of a header or of a message. Gives the header's tag and length as
-    /// soon as it is there.
+    /// Takes bytes up to the end of a header or of a message. Returns the header's tag and length
+    /// as soon as it is there.
     fn take<'a>(&mut self, bytes: &mut &'a [u8]) -> Step<'a> {
         if self.left > 0 {
             let (part, rest) = bytes.split_at(self.left.min(bytes.len()));
@@ -285,7 +285,7 @@ impl Guard {
         }
     }
 
-    /// Looks at what was sent.
+    /// Checks the bytes that were sent.
     fn went(&mut self, mut bytes: &[u8]) {
         if self.stage == Stage::Sealed {
             return;

@@ -26,8 +26,8 @@ impl Silence {
         }
     }
 
-    /// Notes that an address has not answered within what it was given. Only its whole limit
-    /// counts: an address that is slow is given that again, a moment later.
+    /// Notes that an address has not answered within its time limit. Only its whole limit counts:
+    /// an address that is slow is given that again, a moment later.
     pub(super) fn note(&self, address: &str, given: Duration, limit: Duration, now: Instant) {
         if given >= limit {
             self.since().insert(address.to_owned(), now);

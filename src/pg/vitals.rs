@@ -55,7 +55,7 @@ impl Vitals {
         }
     }
 
-    /// The same for what is sent.
+    /// The same for sending.
     pub(super) fn chokes(&self, looked_at: bool, choking: bool) {
         if looked_at {
             self.choking.store(choking, Ordering::Relaxed);
@@ -116,7 +116,7 @@ pub(super) enum Sign {
 const WHAT_IT_DOES: &str = "SELECT state, wait_event_type FROM pg_catalog.pg_stat_activity \
     WHERE pid OPERATOR(pg_catalog.=) $1";
 
-/// So many looks must find that a connection is dead. An answer may be on its way at the time of
+/// This many looks must find that a connection is dead. An answer may be on its way at the time of
 /// one.
 pub(super) const LOOKS: u32 = 2;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-/// Which shards should go where, in which order, and what it brings.
+/// Which shards should go where, in which order, and the effect of that.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The moves, each possible when those before it are done.
@@ -117,7 +117,7 @@ impl fmt::Display for Unmet {
     }
 }
 
-/// What a host has before and after.
+/// A host's shards before and after.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostLoad {
     /// The host.
@@ -130,7 +130,7 @@ pub struct HostLoad {
     pub after: Amount,
 }
 
-/// What a host has.
+/// The shards of a host, as sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Amount {
     /// Shards.

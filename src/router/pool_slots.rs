@@ -29,7 +29,7 @@ pub(super) struct PoolSlots<C, W> {
     /// Calls that wait for whatever comes first.
     pub(super) waiting: VecDeque<Waiter<W>>,
     pub(super) waiting_max: usize,
-    /// By slot: for what it is held.
+    /// By slot: its purpose while it is held.
     held_for: Box<[Option<Use>]>,
     /// By slot: calls that wait for its connection.
     wanting: Box<[VecDeque<Waiter<W>>]>,

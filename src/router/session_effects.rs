@@ -208,7 +208,7 @@ impl Token<'_> {
     }
 }
 
-/// The tokens of a text, without comments and without what is in strings.
+/// The tokens of a text, without comments and without the contents of strings.
 struct Tokens<'a> {
     rest: &'a str,
     /// Whether a string that begins here has escapes: an E is before it.

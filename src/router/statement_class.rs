@@ -94,7 +94,7 @@ impl StatementClass {
     }
 }
 
-/// The words of a statement in upper case, without what is between them.
+/// The words of a statement in upper case, without anything between them.
 struct Words<'a>(&'a str);
 
 impl Iterator for Words<'_> {

@@ -27,7 +27,7 @@ impl StatementError {
     }
 
     /// Whether the connection is of no use any more: the answer does not fit the request, so that
-    /// it belongs to another statement, or continues, or waits for what is never sent.
+    /// it belongs to another statement, or continues, or waits for a message that is never sent.
     pub(super) fn is_unexpected(&self) -> bool {
         Origin::of(&self.error) == Origin::Answer
     }

@@ -1,5 +1,5 @@
-//! The schemas on the hosts: the control schema, the shards' own, and what is there compared with
-//! what should be.
+//! The schemas on the hosts: the control schema, the shards' own, and the comparison of both with
+//! what they should be.
 //!
 //! Each room is a folder, uses only those above it in this table, and re-exports what others may
 //! use:

@@ -197,8 +197,8 @@ impl Stream {
         self.follower().detach(shard).await;
     }
 
-    /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query
-    /// on both sides in that state.
+    /// Pauses, and makes the target what a snapshot of the source sees. Returns the result of a
+    /// query on both sides in that state.
     pub(crate) async fn aligned(
         &self,
         at_source: &str,

@@ -118,7 +118,7 @@ impl Writers {
         Writers { stop, tasks }
     }
 
-    /// Gives how many transactions they made.
+    /// Returns how many transactions they made.
     pub(crate) async fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let mut committed = 0;

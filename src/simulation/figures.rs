@@ -60,7 +60,7 @@ impl Figures {
         }
     }
 
-    /// Takes what was counted, and prints it.
+    /// Takes the counts, and prints them.
     pub(super) fn end(mut self, world: &World) -> Figures {
         for host in &world.hosts {
             let meter = host.server.meter();

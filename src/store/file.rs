@@ -70,7 +70,7 @@ impl FileStore {
     }
 
     fn replace(&self, expected: MapVersion, map: &ShardMap) -> Result<(), PublishError> {
-        // A link stays; what it points to is replaced.
+        // A link stays; its target is replaced.
         let target = fs::canonicalize(&self.path).map_err(failed("find", &self.path))?;
         for _ in 0..PUBLISH_ATTEMPTS {
             let file = lock(&target)?;

@@ -88,7 +88,7 @@ fn links_and_target(path: &Path) -> Vec<PathBuf> {
         }
     };
     let mut at = path.to_owned();
-    // As many links as the kernel follows.
+    // The number of links that the kernel follows.
     for _ in 0..40 {
         add(&at);
         let Ok(to) = std::fs::read_link(&at) else {

@@ -36,7 +36,7 @@ pub enum Error {
         /// Why, by host and shard; at most eight of them.
         reasons: Vec<String>,
     },
-    /// The config has a mistake: look at what was given to `config`.
+    /// The config has a mistake: look at the argument of `config`.
     #[error("the test's config cannot be used")]
     Config(#[source] ConfigError),
     /// There is no router.

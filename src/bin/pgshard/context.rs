@@ -338,8 +338,7 @@ pub(crate) async fn identities(config: &Config, output: &Output) -> Result<Ident
     Ok(identities)
 }
 
-/// Has the hosts record what is new about each other. A role that may not write it leaves that to
-/// another.
+/// Has the hosts record news about each other. A role that may not write it leaves that to another.
 pub(crate) async fn record(identities: &Identities, config: &Config) {
     for error in identities.record(&all_hosts(config)).await {
         tracing::debug!(host = %error.host, error = chain(&error), "not recorded");

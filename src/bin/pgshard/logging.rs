@@ -11,8 +11,8 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::args::Global;
 use crate::output::{Format, JsonMessage, Output, line};
 
-/// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, selects what is logged; without them `-v` and
-/// `-q` do.
+/// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, selects the events that are logged; without them
+/// `-v` and `-q` do.
 pub(crate) fn start(global: &Global, output: &Output) {
     let filter = ["PGSHARD_LOG", "RUST_LOG"]
         .iter()

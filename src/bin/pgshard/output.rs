@@ -473,8 +473,8 @@ impl Output {
         bar
     }
 
-    /// Does work that counts what it has done with the bar, which is drawn if it takes longer than
-    /// a second.
+    /// Does work that shows its progress with the bar, which is drawn if it takes longer than a
+    /// second.
     pub(crate) async fn counting<T>(
         &self,
         what: &str,

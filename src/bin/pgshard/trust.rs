@@ -20,7 +20,7 @@ pub(crate) fn found(path: &Path, flag: Option<&Path>) -> Result<(), Failure> {
     if flag.is_some() || named {
         return Ok(());
     }
-    // The link itself, and what it leads to.
+    // The link itself, and its target.
     let ways = [std::fs::symlink_metadata(path), std::fs::metadata(path)];
     let why = ways.iter().flatten().find_map(distrust);
     why.map_or(Ok(()), |why| {

@@ -32,7 +32,7 @@ pub(super) fn look(case: &Case<'_>, found: &mut Vec<BlockingObject>) {
     }
 }
 
-/// As many names of tables are shown of a column that has them.
+/// How many names of tables are shown for a column that has them.
 const NAMES_MAX: usize = 6;
 
 fn of_table(case: &Case<'_>, table: u32, decision: &Decision, found: &mut Vec<BlockingObject>) {

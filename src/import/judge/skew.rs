@@ -13,7 +13,7 @@ const SHARE_MAX: f64 = 0.05;
 /// With fewer rows, skew means nothing.
 const ROWS_MIN: f64 = 10_000.0;
 
-/// A key with its share of what is imported.
+/// A key with its share of the import.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Share {
     pub(crate) key: String,
@@ -76,7 +76,7 @@ pub(crate) fn shares(database: &Database, decisions: &Decisions) -> Vec<Share> {
     shares
 }
 
-/// As many of the largest keys are shown.
+/// How many of the largest keys are shown.
 const SHOWN_MAX: usize = 10;
 
 fn key_columns(decisions: &Decisions) -> impl Iterator<Item = (u32, i16)> {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::form;
 
-/// As many forms are kept. A text that differs for each call, such as a generated name, must not
-/// fill the memory.
+/// The most forms that are kept. A text that differs for each call, such as a generated name, must
+/// not fill the memory.
 const FORMS_MAX: usize = 50_000;
 
 /// Statements by their form.

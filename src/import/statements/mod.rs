@@ -83,7 +83,7 @@ pub struct WithoutKey {
     pub about: String,
 }
 
-/// As many statements are listed.
+/// How many statements are listed.
 const LISTED_MAX: usize = 200;
 
 /// As much of a statement is shown.

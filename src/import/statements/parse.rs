@@ -269,7 +269,7 @@ fn folded(ident: &sqlparser::ast::Ident) -> String {
     }
 }
 
-/// As many alternatives are followed; a condition with more of them counts as none.
+/// The most alternatives that are followed; a condition with more of them counts as none.
 const ALTERNATIVES_MAX: usize = 32;
 
 /// What a condition requires: alternatives, of which each row fulfils one.

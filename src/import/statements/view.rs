@@ -7,7 +7,7 @@ use crate::import::error::Error;
 use crate::import::read;
 use crate::pg::quote_ident;
 
-/// This many statements are read, those that took most time first. The extension keeps 5000 by
+/// How many statements are read, those that took most time first. The extension keeps 5000 by
 /// default.
 const STATEMENTS_MAX: u32 = 20_000;
 

@@ -42,7 +42,7 @@ impl Session {
         Ok(at_work.map(|presence| presence.worker).collect())
     }
 
-    /// Writes the desired state to this host's journal. Gives the shards that it concerns, and
+    /// Writes the desired state to this host's journal. Returns the shards that it concerns, and
     /// whether their move has ended.
     ///
     /// Locks: the move's rows, for this one statement. Also those that have ended: a later claim of

@@ -73,7 +73,7 @@ impl Session {
     /// has a control schema that a mover can work with. If two names were exchanged, the journal of
     /// one host would be read as that of the other, and what a move has just built would look like
     /// the remains of a dead one. With another prefix the schemas of all shards and old copies
-    /// would seem to be gone, and with another N some shards. Gives [`Session::reads_tokens`].
+    /// would seem to be gone, and with another N some shards. Returns [`Session::reads_tokens`].
     pub(super) async fn check(&self, cluster: Option<&Cluster>) -> Result<bool, Error> {
         let what = "asking the host for its name";
         let present = self
@@ -132,8 +132,8 @@ impl Session {
         }
     }
 
-    /// Undoes what was set in the session. Gives false if it is in a transaction, or cannot be used
-    /// any more.
+    /// Undoes what was set in the session. Returns false if it is in a transaction, or cannot be
+    /// used any more.
     pub(super) async fn undo(&self) -> bool {
         let said = self
             .client

@@ -53,8 +53,8 @@ pub(crate) fn statements(
     )
 }
 
-/// Copies the result of one statement into another, as the source session's snapshot sees it. Gives
-/// rows and bytes.
+/// Copies the result of one statement into another, as the source session's snapshot sees it.
+/// Returns rows and bytes.
 ///
 /// Locks: ACCESS SHARE on the source's table and ROW EXCLUSIVE on the target's, until the ends of
 /// the transactions that the sessions are in.

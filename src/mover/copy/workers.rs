@@ -65,7 +65,7 @@ const BUNDLE_MAX: usize = 64;
 /// A chunk smaller than this, in bytes, does not justify a transaction of its own.
 const SMALL: u64 = 1 << 20;
 
-/// Copies what these shards lack, and builds on their tables. Gives for each shard what it has
+/// Copies what these shards lack, and builds on their tables. Returns for each shard what it has
 /// then, or its error, and when the last chunk was copied, if any was missing.
 ///
 /// # Cancel safety

@@ -1,4 +1,4 @@
-//! What a schema is made of, as far as moves need to know: how to make it again, what crosses its
+//! The parts of a schema, as far as moves need to know them: how to make it again, what crosses its
 //! border, what is refused. Nothing here knows about moves.
 
 pub(crate) mod bindings;

@@ -158,7 +158,7 @@ impl Protocol {
         self.went(after, m, ran);
     }
 
-    /// Undoes what is open on the target under this mover's connection.
+    /// Rolls back the open transaction on the target under this mover's connection.
     pub(super) fn roll_back(&self, world: &mut World, m: usize) {
         if world.locked_by == Some(m as Lease) {
             world.locked_by = None;

@@ -50,7 +50,7 @@ fn story(path: Path<World, Action>) -> String {
     lines.join("\n")
 }
 
-/// Explores everything within the bounds. Gives the number of worlds, and the rules that were
+/// Explores everything within the bounds. Returns the number of worlds, and the rules that were
 /// broken, each with a run.
 fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
     let checker = protocol.checker().spawn_bfs().join();
@@ -85,7 +85,7 @@ const fn bounds(mode: Mode) -> Bounds {
     }
 }
 
-/// Gives the number of worlds.
+/// Returns the number of worlds.
 fn keeps_its_rules(bounds: Bounds) -> usize {
     let (states, broken) = explore(Protocol {
         bounds,

@@ -16,7 +16,7 @@ pub(super) const MOVERS: usize = 3;
 /// the bit after those.
 pub(super) const ROUTERS: usize = 2;
 
-/// What a server has committed (`live`), and the part of it that is on disk, and on the standbys
+/// A server's committed state (`live`), and the part of it that is on disk, and on the standbys
 /// that may be promoted (`durable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stored<T> {

@@ -1,5 +1,5 @@
-//! The desired state of a move: how it begins, what its mover may do, and what is requested of the
-//! mover while it runs.
+//! The desired state of a move: how it begins, what its mover may do, and the requests to the mover
+//! while it runs.
 
 use jiff::Timestamp;
 

@@ -87,8 +87,8 @@ pub enum Error {
         /// The newest control migration there.
         version: i32,
     },
-    /// A host's control schema is newer than what this pgshard works with: it would leave out what
-    /// it does not know. Nothing was changed there.
+    /// A host's control schema is newer than this pgshard supports: it would leave out what it does
+    /// not know. Nothing was changed there.
     #[error(
         "host {host} has a control schema of version {version}, and this pgshard works with \
             version {VERSION}: use the newer pgshard"

@@ -276,7 +276,8 @@ pub enum Event {
         id: MoveId,
         /// How much WAL was read and not applied yet.
         bytes: u64,
-        /// Between the commit of what was applied last and the present; 0 if nothing is left.
+        /// Between the commit of the last applied transaction and the present; 0 if nothing is
+        /// left.
         seconds: f64,
         /// Changes applied since this mover began to feed the move.
         changes: u64,

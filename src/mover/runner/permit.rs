@@ -52,7 +52,7 @@ pub(in crate::mover) struct BackgroundPermit<'a>(&'a CutOverPermits);
 /// Keeps pieces from beginning, until it is dropped.
 pub(in crate::mover) struct QuiesceGuard<'a>(&'a CutOverPermits);
 
-/// Sessions for what is done while a shard is closed.
+/// Sessions for the work while a shard is closed.
 struct Sessions {
     gate: Session,
     opening: Session,
@@ -143,7 +143,7 @@ impl Drop for QuiesceGuard<'_> {
 }
 
 impl Sessions {
-    /// Sessions that have done once what they are for, if that was possible.
+    /// Sessions that have done their work once already, if that was possible.
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let Sessions { gate, opening } = Sessions::unrehearsed(hosts, work).await?;
         let rehearsed =

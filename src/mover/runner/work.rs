@@ -168,7 +168,7 @@ fn claimant(context: &Context, shared: &GroupKey, lease: Uuid) -> Claimant {
     }
 }
 
-/// Takes over what is in the journal already, all of it or nothing. Gives the parts to work on.
+/// Takes over what is in the journal already, all of it or nothing. Returns the parts to work on.
 async fn take_route(
     context: &Context,
     shared: &GroupKey,

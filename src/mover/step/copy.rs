@@ -102,8 +102,8 @@ impl ShardMove<'_> {
         Ok(Outcome::Copied)
     }
 
-    /// Gives what the target was built from, provided that the schema behind the fence is still the
-    /// same and nothing crosses its border; otherwise what was altered.
+    /// Returns what the target was built from, provided that the schema behind the fence is still
+    /// the same and nothing crosses its border; otherwise what was altered.
     ///
     /// The stamp of the mover that built it answers in a few milliseconds. Only if there is none,
     /// or it differs, everything is read again while the shard is closed.

@@ -143,8 +143,8 @@ impl ShardMove<'_> {
         altered
     }
 
-    /// Writes to the target what was lent at the source: its tables will be created as those are
-    /// now.
+    /// Writes to the target which identities were lent at the source: its tables will be created as
+    /// those are now.
     ///
     /// Locks: rows of a table of ours, for one transaction.
     pub(super) async fn tell_what_is_lent(&self) -> Result<(), Error> {
@@ -242,8 +242,8 @@ pub(crate) async fn take_back_or_warn(session: &Session) {
     }
 }
 
-/// Takes back what was lent to the tables of the shards that this host serves, where no move needs
-/// it any longer. If one cannot be taken back, the others are.
+/// Takes back the identities that were lent to the tables of the shards that this host serves,
+/// where no move needs it any longer. If one cannot be taken back, the others are.
 ///
 /// Locks: as [`take_one_back`].
 pub(crate) async fn take_back(session: &Session) -> Result<Vec<TakenBack>, Error> {
@@ -350,7 +350,8 @@ async fn take_one_back(session: &Session, over: &Over) -> Result<Option<bool>, E
     taken
 }
 
-/// Removes the rows of what was lent to a shard of which this host has nothing left.
+/// Removes the rows of the identities that were lent to a shard of which this host has nothing
+/// left.
 ///
 /// Locks: rows of a table of ours, until the end of the transaction.
 pub(crate) async fn forget(session: &Session, shard: ShardId) -> Result<(), Error> {

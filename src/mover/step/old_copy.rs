@@ -491,7 +491,7 @@ pub(crate) async fn drop_constraints(
     }
 }
 
-/// Why an old copy is not taken back that is not what it was.
+/// Why a changed old copy is not taken back.
 const ALTERED: &str = "its old copy was altered";
 
 /// Whether one of these tables has a trigger, or is referred to by a foreign key. Keys that are
@@ -507,7 +507,7 @@ async fn has_triggers(source: &Session, tables: &[u32]) -> Result<bool, Error> {
 }
 
 /// Removes foreign keys, triggers and rules from the facts, and the privileges by which others make
-/// some. Gives the statements that remove them in this schema.
+/// some. Returns the statements that remove them in this schema.
 pub(crate) fn take_off(facts: &mut Facts, schema: &str) -> String {
     let mut drops = String::new();
     let mut gone = Vec::new();
@@ -613,7 +613,7 @@ pub(crate) async fn lose_unless_taken(
 }
 
 /// Gives up the reverse replications of all shards of a move that went from this host to that one.
-/// Gives how many there were.
+/// Returns how many there were.
 ///
 /// Locks: their rows, for one statement.
 pub(crate) async fn lose_all(

@@ -197,7 +197,7 @@ impl ShardMove<'_> {
             self.target.batch(what, CLOSE_PATH).await?;
         }
         self.carry_migrations().await?;
-        // What was removed from an old copy is what it gets back.
+        // An old copy gets back exactly what was removed from it.
         let sql = "UPDATE pgshard.incoming SET at_open = coalesce(at_open, $2) WHERE shard_id = $1";
         self.target
             .execute(what, sql, &[&shard, &text_at_open(creation)])

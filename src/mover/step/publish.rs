@@ -1,4 +1,4 @@
-//! Publish: writes to the map what is true on the hosts already.
+//! Publish: writes to the map the placements that are true on the hosts already.
 //!
 //! Before: the target serves. After: so does it in the map, and by the journal only the old copy is
 //! left. If the mover dies in between, a resume publishes again, which changes nothing.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 pub(crate) struct Timings(Mutex<Map<String, Value>>);
 
 impl Timings {
-    /// Records a phase that began then and has just ended. Gives the present time, for the next
+    /// Records a phase that began then and has just ended. Returns the present time, for the next
     /// phase.
     pub(crate) fn since(&self, phase: &str, began: Instant) -> Instant {
         let now = Instant::now();

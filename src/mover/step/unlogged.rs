@@ -22,7 +22,7 @@ const CARRYING: &str = "copying unlogged tables";
 
 impl ShardMove<'_> {
     /// The last thing before the target's tables are locked for the open: empties its unlogged
-    /// tables of what an earlier attempt has copied, or of what an old copy had. Gives those that
+    /// tables of what an earlier attempt has copied, or of what an old copy had. Returns those that
     /// get rows behind the fence.
     ///
     /// Locks: on the target ACCESS EXCLUSIVE on unlogged tables that are not in use, and the row of

@@ -405,7 +405,7 @@ async fn read_row(
 }
 
 /// Begins a transaction and locks the table before the snapshot is taken: a TRUNCATE between the
-/// two would hide the row. Gives the present name of the table (the fence renames its schema);
+/// two would hide the row. Returns the present name of the table (the fence renames its schema);
 /// `None` if it is gone.
 async fn lock(source: &Session, shard: ShardId, oid: u32) -> Result<Option<String>, Failure> {
     let what = "locking a table to read a row again";

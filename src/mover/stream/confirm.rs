@@ -28,9 +28,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Who confirms the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConfirmedBy {
-    /// The stream reports as flushed what is durable.
+    /// The stream reports durable positions as flushed.
     Stream,
-    /// A session, before each run. The stream reports as written what is durable.
+    /// A session, before each run. The stream reports durable positions as written.
     Session,
 }
 

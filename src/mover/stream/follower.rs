@@ -1,7 +1,7 @@
 //! The handle of a follower: it starts the task, waits for what it reports, and requests pauses.
 //!
-//! Invariant: a future here resolves for what is durable at the target, never for what was merely
-//! read.
+//! Invariant: a future here resolves when a change is durable at the target, never when it was
+//! merely read.
 
 use std::time::Duration;
 

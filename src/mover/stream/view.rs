@@ -16,7 +16,8 @@ pub(crate) struct Lag {
     /// In bytes of WAL, up to where the source has decoded it. The slot's state shows how much is
     /// not even decoded.
     pub(crate) bytes: u64,
-    /// Between the commit of what was applied last and the source's clock; 0 if nothing is left.
+    /// Between the commit of the last applied transaction and the source's clock; 0 if nothing is
+    /// left.
     pub(crate) seconds: f64,
 }
 

@@ -9,7 +9,7 @@ use crate::mover::protocol::names::MoveId;
 /// waiting reader gets it from the stream, where it is kept.
 const WATERMARK_KEPT_US: i64 = 60_000_000;
 
-/// Writes a watermark at the source, durably. Gives its number.
+/// Writes a watermark at the source, durably. Returns its number.
 ///
 /// Locks: a row of its own, and rows of earlier ones that no other session is deleting.
 pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64, Error> {

@@ -159,7 +159,7 @@ const CONSEQUENCES: [&str; 8] = [
 pub(crate) struct Findings(Vec<(Finding, String)>);
 
 impl Findings {
-    /// Adds what is wrong with a host, or the cluster.
+    /// Adds a finding about a host, or the cluster.
     pub(in crate::schema) fn add(
         &mut self,
         severity: Severity,
@@ -180,7 +180,7 @@ impl Findings {
         self.0.push((finding, String::new()));
     }
 
-    /// Adds what is wrong with a shard; `what` comes after "shard 7: ".
+    /// Adds a finding about a shard; `what` comes after "shard 7: ".
     pub(crate) fn add_shard(
         &mut self,
         severity: Severity,

@@ -378,8 +378,8 @@ impl Identities {
         }))
     }
 
-    /// Records on all hosts what was seen, if they do not have it yet. Hosts that did not answer
-    /// get it the next time.
+    /// Records on all hosts the servers that were seen, if they do not have them yet. Hosts that
+    /// did not answer get them the next time.
     ///
     /// # Errors
     /// The hosts where it could not be written; the others have it.
@@ -439,7 +439,7 @@ pub enum AwaitError {
 
 /// Records on all hosts that the server with this system identifier may take a host's place from
 /// now on, in place of what was recorded so before. The host's own identifier takes that back.
-/// Gives the record, and the hosts where it could not be written.
+/// Returns the record, and the hosts where it could not be written.
 ///
 /// # Errors
 /// When nothing is recorded of the host, or no host could write it.

@@ -1,5 +1,5 @@
-//! The migrations that were run, compared with the folder or between shards, and what they have
-//! made.
+//! The migrations that were run, and the objects that they have made, compared with the folder or
+//! between shards.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, folder: Option<&
     }
 }
 
-/// Shards with schemas that exist, but lack what was created in them.
+/// Shards with schemas that exist, but lack objects that were created in them.
 fn lacking(findings: &mut Findings, hosts: &Hosts<'_>) {
     let controls = hosts
         .controls

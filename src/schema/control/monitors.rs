@@ -289,7 +289,7 @@ mod tests {
     use super::super::shape;
     use super::*;
 
-    /// What a monitor does not read. A new table or column belongs here or above.
+    /// The columns that a monitor does not read. A new table or column belongs here or above.
     const UNREAD: [(&str, &str); 8] = [
         ("beacon", "move_id, number"),
         ("chunk", "high, low"),

@@ -497,8 +497,8 @@ impl Job<'_> {
             outcome.map_err(|error| lost(&error))?;
         }
         self.migrate(progress).await?;
-        // Not in the session of the lock, which is held until all hosts have recorded what was
-        // made.
+        // Not in the session of the lock, which is held until all hosts have recorded the new
+        // shards.
         let last = open(self.host).await?;
         last.batch_execute("BEGIN")
             .await
@@ -605,8 +605,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Makes one shard alone. Gives the number of its locks, or all that there are if it needs more
-    /// than one transaction, or `None` if it failed.
+    /// Makes one shard alone. Returns the number of its locks, or all that there are if it needs
+    /// more than one transaction, or `None` if it failed.
     async fn alone(
         &self,
         progress: &Progress,

@@ -59,8 +59,8 @@ pub enum ControlError {
 }
 
 /// Installs the control schema on a host, or brings it up to date, and creates again what is
-/// missing or altered. Gives the versions of which it ran something. If two do so at the same time,
-/// they wait for each other, and the second finds nothing to do.
+/// missing or altered. Returns the versions of which it ran something. If two do so at the same
+/// time, they wait for each other, and the second finds nothing to do.
 ///
 /// # Errors
 /// When the host recorded another cluster or another name than the config has, when rights are

@@ -60,7 +60,7 @@ impl<T> Task<T> {
     }
 }
 
-/// What a worker does next.
+/// The next step of a worker.
 pub(super) enum Next<T> {
     Now(Task<T>),
     /// It looks again after this time.
@@ -121,7 +121,7 @@ impl<T> Queue<T> {
             .splice(0..0, tasks);
     }
 
-    /// Takes what is due on a host. A task's patience begins when it is first taken.
+    /// Takes a due task of a host. A task's patience begins when it is first taken.
     pub(super) fn next(&self, host: &HostName) -> Next<T> {
         let mut state = self.state();
         if state.open == 0 {

@@ -12,7 +12,7 @@ use crate::shard::ShardId;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// It is known what is to be done on a host.
+    /// The work for a host is known.
     HostPlanned {
         /// The host.
         host: &'a HostName,

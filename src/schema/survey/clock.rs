@@ -64,7 +64,7 @@ pub(in crate::schema) async fn read(
     let (took, ours, theirs) = best.expect("the clock was read at least once");
     let mut clock = ClockFacts {
         ahead_ms: theirs - ours,
-        // Plus what was rounded off on both sides.
+        // Plus the rounding on both sides.
         within_ms: (took / 2000) as i64 + 2,
         now: Timestamp::from_millisecond(theirs).unwrap_or(Timestamp::MAX),
         ids_ahead_ms: BTreeMap::new(),

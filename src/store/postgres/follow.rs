@@ -17,8 +17,8 @@ use crate::store::{MapSender, MapWatch, StoreError};
 /// time after, up to the poll interval.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 
-/// So many notifications in a row may bring nothing: a map that was read just before its own comes
-/// is no reason to wait.
+/// This many notifications in a row may bring nothing: a map that was read just before its own
+/// comes is no reason to wait.
 const IDLE_NOTICES: u32 = 4;
 
 /// How long the next one after those is left alone; twice as long with each more, up to the other,

@@ -103,7 +103,7 @@ pub(crate) async fn up(
 
 /// Takes the moves of earlier servers out of the map of a config that was kept, if all of its hosts
 /// were made now: else bootstrap would look for shards that have moved, and refuse to make them.
-/// Gives whether there were any.
+/// Returns whether there were any.
 ///
 /// A config that cannot be used is not touched: the next command reports what is wrong with it.
 async fn begin_map_again(up: &dev::Up) -> Result<bool, Failure> {

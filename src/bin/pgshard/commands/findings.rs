@@ -237,7 +237,7 @@ impl Doubts {
         }
     }
 
-    /// Takes in what a look has found. Returns whether another look is needed.
+    /// Takes in the findings of a look. Returns whether another look is needed.
     pub(super) fn remain(&mut self, findings: &[Finding]) -> bool {
         self.looks += 1;
         for doubt in findings.iter().flat_map(doubts_of) {

@@ -331,7 +331,7 @@ pub(crate) async fn check(
     Ok(if is_right { Exit::Done } else { Exit::Failed })
 }
 
-/// The same, and puts back what is missing.
+/// The same, and puts back missing entries.
 pub(crate) async fn repair(
     name: &str,
     config: Option<&Path>,

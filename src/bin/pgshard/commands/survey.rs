@@ -33,7 +33,7 @@ pub(super) enum Depth {
     Pages,
 }
 
-/// What a look has found.
+/// The result of a look.
 #[derive(Default)]
 pub(super) struct SurveyResult {
     /// The config as it is in its file, or, where that cannot be used, the one of [`Kept`]; without

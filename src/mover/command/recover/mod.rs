@@ -31,8 +31,8 @@ pub(in crate::mover) async fn plan(
     Ok(judge::judge(&facts::read(context, host).await?, margin))
 }
 
-/// Executes what a plan contains, and returns what is left. The clocks come first: from then on,
-/// applications that already write to the host get no ID a second time.
+/// Executes a plan, and returns what is left. The clocks come first: from then on, applications
+/// that already write to the host get no ID a second time.
 pub(in crate::mover) async fn recover(
     context: &Context,
     plan: &RecoveryPlan,

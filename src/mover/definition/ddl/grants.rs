@@ -67,7 +67,7 @@ pub(super) fn at_open(facts: &Facts, schema: &str) -> Option<Node> {
     })
 }
 
-/// Removes them from the facts of an old copy. Gives the statement that takes them away there; it
+/// Removes them from the facts of an old copy. Returns the statement that takes them away there; it
 /// is empty where there are none.
 pub(crate) fn take_away(facts: &mut Facts, schema: &str) -> String {
     let (taken, left): (Vec<Grant>, Vec<Grant>) = std::mem::take(&mut facts.grants)

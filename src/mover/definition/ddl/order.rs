@@ -1,4 +1,4 @@
-//! The order of creation: by stage, and within a stage each object after what it needs.
+//! The order of creation: by stage, and within a stage each object after those that it needs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

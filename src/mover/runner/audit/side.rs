@@ -196,7 +196,7 @@ impl Side {
             .await
     }
 
-    /// Begins to read so many bytes of one table. Gives its present name, in SQL; `None` if it no
+    /// Begins to read so many bytes of one table. Returns its present name, in SQL; `None` if it no
     /// longer exists.
     pub(super) async fn begin_table(
         &self,
@@ -216,7 +216,7 @@ impl Side {
         self.value("looking for a table", &sql).await
     }
 
-    /// Ends the reading of a table. Gives the file of its rows at the time it was read.
+    /// Ends the reading of a table. Returns the file of its rows at the time it was read.
     pub(super) async fn end_table(&self, table: StoredTable) -> Result<Option<u32>, Error> {
         // The file is read while the lock is held, so that it cannot have changed since the read.
         let sql = format!("SELECT pg_relation_filenode({}); {END}", table.oid);

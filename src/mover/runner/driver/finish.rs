@@ -199,7 +199,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Ends this mover's work with a shard that it gives up: the shard is served, the lease is
-    /// free, and a target without disk space has none of it. Gives the error to report.
+    /// free, and a target without disk space has none of it. Returns the error to report.
     pub(in crate::mover::runner) async fn give_up(&mut self, error: Error) -> Error {
         // After a lost lease too: if only our connections are gone, no other mover makes the source
         // serve before the deadline. If one has taken over, both this and the release name a lease

@@ -120,8 +120,8 @@ impl<'a> Driver<'a> {
         self.built.as_ref()
     }
 
-    /// Gives what the target was built from, the servers on which it was compared, and the audit to
-    /// run. The connections are closed: a transaction that failed halfway holds locks that the
+    /// Returns what the target was built from, the servers on which it was compared, and the audit
+    /// to run. The connections are closed: a transaction that failed halfway holds locks that the
     /// follower waits for.
     pub(in crate::mover) fn end(self) -> DriverRemainder {
         self.into_remainder().0
@@ -178,7 +178,7 @@ impl<'a> Driver<'a> {
     /// Opens new sessions after a step that began then has failed because a connection was lost, by
     /// a restart or by something between the hosts that ends idle ones. A session carries no state
     /// from step to step, so the next observation shows how far the shard is, as after a resume.
-    /// Gives any other error back, and this one if the host does not answer in time.
+    /// Returns any other error, and this one if the host does not answer in time.
     pub(super) async fn open_again(&mut self, error: Error, began: Instant) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         // What is copied behind a fence would be copied from its beginning, with the shard closed.

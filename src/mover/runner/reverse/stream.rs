@@ -29,7 +29,7 @@ use crate::shard::ShardId;
 const SLOT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Creates publication and slot at the target, or finds them; the publication has no table of a
-/// shard yet. Gives their name. `None` if there can be none; the reason is logged.
+/// shard yet. Returns their name. `None` if there can be none; the reason is logged.
 ///
 /// Locks: as [`slot::create_publication`] and [`slot::create_slot`].
 pub(crate) async fn prepare(
@@ -260,8 +260,8 @@ pub(crate) fn look_after<'a>(
     })
 }
 
-/// Gives up reverse replications that cannot be used. Gives the reason, if all of a move were given
-/// up.
+/// Gives up reverse replications that cannot be used. Returns the reason, if all of a move were
+/// given up.
 pub(crate) async fn judge(
     context: &Context,
     source: &Session,

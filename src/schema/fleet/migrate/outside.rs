@@ -43,8 +43,8 @@ enum Begun {
     No,
     /// It was begun with the present text.
     ThisText,
-    /// It was begun with another text: the file was edited since. What that has left is ours, but
-    /// is not what is wanted.
+    /// It was begun with another text: the file was edited since. Its remains are ours, but are not
+    /// the wanted result.
     OtherText,
 }
 

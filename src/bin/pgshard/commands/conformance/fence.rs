@@ -1,4 +1,4 @@
-//! What a mover does to one shard: calls the functions of the control schema. A scene can stop
+//! A mover's steps for one shard: calls of functions of the control schema. A scene can stop
 //! between two calls.
 
 use std::time::Duration;

@@ -24,7 +24,7 @@ CREATE TABLE {shard}.notes (
 );
 ";
 
-/// What a scene has to play with.
+/// The servers and settings of a scene.
 pub(super) struct Stage {
     pub(super) config: Config,
     /// The config as the client has it: with the map from before the moves.

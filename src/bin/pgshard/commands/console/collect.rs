@@ -135,7 +135,7 @@ impl Collector {
     }
 
     /// The same, with the patience for a whole look; `None` rather than something old, for a
-    /// program that would take it for what is.
+    /// program that would take it for the current state.
     pub(super) async fn fresh(&self) -> Seen {
         let whole_look = self.bound * 4;
         let seen = self.now(whole_look).await;

@@ -108,7 +108,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Refuses what is not for us, and adds the headers that every answer has.
+/// Refuses requests that are not for us, and adds the headers that every answer has.
 pub(super) async fn guarded(
     State(guard): State<Arc<Guard>>,
     Extension(standing): Extension<Standing>,

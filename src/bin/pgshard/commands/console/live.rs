@@ -67,7 +67,7 @@ pub(super) async fn events(State(served): State<Arc<ConsoleState>>, uri: Uri) ->
 
 impl Following {
     fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> {
-        // The first event is what there is now: the page may be older.
+        // The first event is the current state: the page may be older.
         self.viewer.seen.mark_changed();
         stream::unfold(self, |mut following| async move {
             loop {
@@ -82,7 +82,7 @@ impl Following {
         })
     }
 
-    /// The parts that are not what was sent, rendered.
+    /// The parts that differ from those last sent, rendered.
     async fn changed_parts(&mut self) -> BTreeMap<String, String> {
         let view = View {
             seen: self.viewer.seen.borrow_and_update().clone(),

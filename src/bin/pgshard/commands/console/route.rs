@@ -92,7 +92,7 @@ pub(super) struct Sought {
     pub(super) text: String,
 }
 
-/// The query of an address; what a page does not know is ignored.
+/// The query of an address; parameters that a page does not know are ignored.
 #[derive(Debug, Default, Deserialize)]
 struct Words {
     by: Option<String>,

@@ -1,4 +1,4 @@
-//! The audit: compares what is in the databases with what was acknowledged. It reads each host
+//! The audit: compares the rows in the databases with the acknowledged ones. It reads each host
 //! directly, past the router.
 
 use std::collections::HashMap;

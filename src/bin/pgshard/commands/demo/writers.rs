@@ -1,5 +1,5 @@
-//! Writers that never pause: they insert by key, read back by ID, and remember what was
-//! acknowledged.
+//! Writers that never pause: they insert by key, read back by ID, and remember the acknowledged
+//! rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

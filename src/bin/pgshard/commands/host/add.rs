@@ -98,8 +98,8 @@ fn is_same(there: &HostConfig, host: &NewHost) -> bool {
         .is_ok_and(|connect| connect.to_string() == there.connect.to_string())
 }
 
-/// Compares the new host with those in use. Gives what it lacks, for which moves would refuse some
-/// shards.
+/// Compares the new host with those in use. Returns what it lacks: moves would refuse some shards
+/// for that.
 ///
 /// # Errors
 /// With [`Exit::Refused`] and every reason why no shard could live there.
@@ -227,8 +227,8 @@ async fn introduce(config: &Config, name: &HostName) {
     context::record(&identities, config).await;
 }
 
-/// Creates the host's control schema, with the cluster's identity. Gives the server's version, and
-/// whether anything was created.
+/// Creates the host's control schema, with the cluster's identity. Returns the server's version,
+/// and whether anything was created.
 async fn install(config: &Config, name: &HostName) -> Result<(i32, bool), Failure> {
     let hosts = hosts(config, &context::map(config).await?);
     let request = bootstrap::Request::new(

@@ -89,7 +89,7 @@ fn obstacles(assessment: &Assessment, level: Level, title: &str) -> Markup {
     }
 }
 
-/// As many objects of an obstacle are shown before the others are unfolded.
+/// How many objects of an obstacle are shown before the others are unfolded.
 const OBJECTS_OPEN: usize = 10;
 
 fn objects(all: &[ObstacleObject]) -> Markup {

@@ -1,17 +1,17 @@
-//! The report as text: the verdict, what to change, what to check, then what was found.
+//! The report as text: the verdict, what to change, what to check, then the findings.
 
 use pgshard::import::{Assessment, Level, Obstacle, ObstacleObject, TableDecision};
 
 use super::words::{class, extent, rows, sentence, value};
 use crate::output::{Align, Output, counted, cut, size, wrapped};
 
-/// As many objects of an obstacle are named; `--json` has all.
+/// How many objects of an obstacle are named; `--json` has all.
 const OBJECTS_MAX: usize = 8;
 
-/// As many tables of each decision are listed; `--json` has all.
+/// How many tables of each decision are listed; `--json` has all.
 const TABLES_MAX: usize = 100;
 
-/// As many statements are shown.
+/// How many statements are shown.
 const STATEMENTS_MAX: usize = 10;
 
 pub(super) fn print(assessment: &Assessment, output: &Output) {

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// How long a client may take nothing of what is sent to it.
+/// How long a client may read nothing that is sent to it.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
 /// A stream that fails to write once the client has taken nothing for [`STALL_MAX`].

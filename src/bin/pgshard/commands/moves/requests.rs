@@ -1,5 +1,5 @@
-//! `pgshard moves pause` and `continue`: telling the mover of a move, wherever it runs, what is
-//! wanted.
+//! `pgshard moves pause` and `continue`: setting the desired state of a move for its mover,
+//! wherever that runs.
 
 use std::path::Path;
 

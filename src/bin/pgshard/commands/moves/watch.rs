@@ -48,7 +48,7 @@ impl Watcher {
         Watcher::counting(Count::Reached(Phase::Kept), output)
     }
 
-    /// One of what a command does with a move.
+    /// A watcher of one command's work on a move.
     pub(crate) fn of(verb: Verb, output: Arc<Output>) -> Arc<Watcher> {
         let count = match verb {
             Verb::Resume | Verb::Rollback => Count::Reached(Phase::Kept),

@@ -130,7 +130,7 @@ fn summed(moves: &[Move]) -> Vec<[String; 5]> {
     groups.into_iter().map(row).collect()
 }
 
-/// A reason without what is different for each move.
+/// A reason without the parts that differ for each move.
 fn kind(reason: &Reason) -> String {
     match reason {
         Reason::Levels { .. } => "the source is over its share, the target below".to_owned(),
@@ -178,7 +178,7 @@ fn hosts(plan: &Plan, by: &By, output: &Output) {
     output.table(&columns, rows);
 }
 
-/// What a host has of what it should have.
+/// How much a host has of its share.
 pub(in super::super) fn of_share(host: &HostLoad, amount: &Amount) -> String {
     match (host.share > 0.0, amount.shards) {
         (true, _) => format!("{:.1} %", amount.part / host.share * 100.0),

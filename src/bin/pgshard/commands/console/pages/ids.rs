@@ -94,7 +94,7 @@ fn of_shard(config: &Config, id: i64) -> Markup {
     }
 }
 
-/// The bits, by what they are for.
+/// The bits, by their purpose.
 fn bits(id: i64) -> Markup {
     let bits = format!("{:064b}", id.cast_unsigned());
     html! {

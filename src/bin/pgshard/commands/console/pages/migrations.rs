@@ -73,7 +73,7 @@ fn summary(status: &Status) -> Markup {
 
 fn files(status: &Status) -> Markup {
     let mut files: Vec<&MigrationStatus> = status.migrations.iter().collect();
-    // What failed first, then what is missing; the newest of each first.
+    // Failed ones first, then missing ones; the newest of each first.
     files.sort_by_key(|one| {
         (
             one.failed.is_empty(),

@@ -52,7 +52,7 @@ const TABS: [(&str, &str); 7] = [
     ("/ids", "IDs"),
 ];
 
-/// The page with what there is to show.
+/// The page, with its current contents.
 pub(super) fn render(route: &Route, view: &View) -> Page {
     let seen = view.seen.as_deref();
     let config = seen.and_then(|seen| seen.gathered.config.as_ref());
