@@ -28,7 +28,7 @@ pub(crate) enum Decision {
     Reference,
     /// Nothing leads from it to the key.
     Stays,
-    /// Its rows belong to keys, and nothing says to which.
+    /// Its rows belong to keys, but to which is unknown.
     Impossible(Why),
 }
 

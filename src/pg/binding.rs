@@ -1,6 +1,7 @@
 //! The value that the proof of a password is bound to, `tls-server-end-point`: a hash of the
 //! certificate that the server has shown. A man in the middle shows another certificate, so the
-//! proof does not hold there. <https://www.rfc-editor.org/rfc/rfc5929#section-4.1>
+//! proof does not hold there.
+//! <https://www.rfc-editor.org/rfc/rfc5929#section-4.1>
 
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use x509_cert::Certificate;

@@ -1,5 +1,6 @@
 //! `require_auth`: the ways of authentication that a server may request, as libpq 16 and later know
-//! them. <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE-AUTH>
+//! them.
+//! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE-AUTH>
 
 use super::options_error::OptionsError;
 
