@@ -1,9 +1,10 @@
-//! Bootstrap beside psql: the same schemas, ID functions and tables on the same servers, psql with
-//! one transaction a shard, one psql a host at the same time; and one psql process a shard, as
-//! tools do that know one schema at a time; of those a sample, scaled to all. Prints the times of
-//! each run, the medians and their ratio; and, on Linux, the processor time that the servers took
-//! and that the client took, in all and for a shard: that is what counts where each has as many
-//! cores as it can use, and hardly depends on what else the machine does.
+//! Bootstrap compared with psql, with the same schemas, ID functions and tables on the same
+//! servers: psql with one transaction a shard, one psql a host at the same time; and one psql
+//! process a shard, as tools do that know one schema at a time; the latter as a sample, scaled to
+//! all shards. Prints the times of each run, the medians and their ratio; and, on Linux, the
+//! processor time that the servers took and that the client took, in all and for a shard: that is
+//! what counts where each has as many cores as it can use, and hardly depends on what else the
+//! machine does.
 //!
 //! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N] [--major N] [--throwaway]`
 //!

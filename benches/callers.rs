@@ -1,6 +1,6 @@
-//! What a call costs an application, beside the same by hand with tokio-postgres: 64 schemas on two
-//! hosts, 8 connections to each host on both sides, with 1, 8 and 32 callers, reads by a prepared
-//! statement and inserts. The goal is 0.95 × of the rate by hand in every cell.
+//! What a call costs an application, compared with the same by hand with tokio-postgres: 64 schemas
+//! on two hosts, 8 connections to each host on both sides, with 1, 8 and 32 callers, reads by a
+//! prepared statement and inserts. The goal is 0.95 × of the rate by hand in every cell.
 //!
 //! By hand, a caller uses one connection of each host, so that with 32 callers four share one, and
 //! tokio-postgres pipelines their statements; every statement is prepared on every connection. Both
@@ -68,7 +68,7 @@ async fn main() -> Outcome<()> {
                     _ => return Err("--only takes by-hand or router".into()),
                 }
             }
-            // What `cargo bench` says to every bench.
+            // `cargo bench` passes this to every bench.
             "--bench" => {}
             other => return Err(format!("unknown argument {other}").into()),
         }

@@ -1,11 +1,12 @@
 //! The console of a large cluster: 8192 shards on 16 hosts, each a database of its own on a few
 //! servers. The size of each page and how long it takes, what a viewer is sent at each look, the
-//! memory of the console, and what a host is asked in a minute; beside the commands that say the
-//! same, each run once. In Chromium, the first paint of the grid, and an update of all of it.
+//! memory of the console, and the queries that a host gets in a minute; next to the commands that
+//! report the same, each run once. In Chromium, the first paint of the grid, and an update of all
+//! of it.
 //!
 //! `cargo bench --bench console -- [--shards N] [--hosts N] [--servers N] [--viewers N] [--seconds N] [--major N]`
 //!
-//! A shard has no tables but what pgshard makes: to bootstrap so many takes most of the time.
+//! A shard has no tables but what pgshard makes: bootstrapping so many takes most of the time.
 
 #[expect(dead_code, reason = "the tests use the rest of it")]
 #[path = "../tests/it/console/driver.rs"]
@@ -40,7 +41,7 @@ const PAGES: [&str; 8] = [
     "/findings",
 ];
 
-/// Each page is asked for so often.
+/// How often each page is requested.
 const ROUNDS: usize = 9;
 
 fn main() {
@@ -226,7 +227,7 @@ async fn asked(urls: &[(HostName, String)]) -> (i64, i64) {
     (sessions, transactions)
 }
 
-/// How long the last look took, in milliseconds, as pages say it.
+/// How long the last look took, in milliseconds, as shown on the page.
 fn look(address: &str) -> u64 {
     let page = String::from_utf8(body(address, "/findings")).expect("a text");
     let took = page
@@ -238,7 +239,7 @@ fn look(address: &str) -> u64 {
 }
 
 /// Medians of what the browser measures itself: from the request to the first paint with content
-/// and to the end of the load; then all panels are put into the page anew, and laid out.
+/// and to the end of the load; then all panels are put into the page again, and laid out.
 fn in_a_browser(address: &str) {
     const PAINTED: &str =
         "(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime || 0";

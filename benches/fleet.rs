@@ -1,5 +1,5 @@
 //! How long a new map takes from the publication to every router of a fleet: 100 routers in one
-//! process, each with a connection of its own to the control database, told by LISTEN; and for
+//! process, each with a connection of its own to the control database, notified by LISTEN; and for
 //! comparison the same fleet that only polls.
 //!
 //! `cargo bench --bench fleet`. The time counts from before the publication connects until a router

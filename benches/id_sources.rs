@@ -1,10 +1,10 @@
-//! What an ID costs that does not come from a shard: tickets against one row that is counted up,
-//! and sources in this process against the look at the clock that each of them takes. Medians of
-//! five rounds in turn, and ratios.
+//! What an ID costs that does not come from a shard: tickets compared with one row that is counted
+//! up, and sources in this process compared with reading the clock, which each of them does.
+//! Medians of five rounds in turn, and ratios.
 //!
 //! A snowflake ends at 4096 a millisecond, so a millisecond in which the machine had other work for
-//! its core is lost: printed beside the rate are the milliseconds in which it made any, and how
-//! many in each of those.
+//! its core is lost: next to the rate, the bench prints the milliseconds in which it made any, and
+//! how many in each of those.
 //!
 //! `cargo bench --bench id_sources -- [--in-process] [--major N]`; `--in-process` leaves the
 //! tickets out. The servers are throwaway ones that fsync, as a real one does: a ticket that is not

@@ -1,6 +1,6 @@
-//! What an ID costs in the database, and whether IDs repeat: `next_id()` and `next_ids()` beside
-//! the function that "Sharding & IDs at Instagram" published, on the same server, one after the
-//! other in each round. Prints medians and ratios.
+//! What an ID costs in the database, and whether IDs repeat: `next_id()` and `next_ids()` compared
+//! with the function that "Sharding & IDs at Instagram" published, on the same server, one after
+//! the other in each round. Prints medians and ratios.
 //!
 //! `cargo bench --bench ids -- [--rows N] [--rounds N] [--ids N] [--turns N] [--seconds N] [--major N]`
 //!
@@ -11,7 +11,7 @@
 //!   what else the machine does;
 //! - repeats among `--ids` IDs that 1, 2, 4 and 8 writers make as fast as they can.
 //!   `--ids 10000000` is the long way;
-//! - tables of a shard that share one ID clock beside one clock for each table.
+//! - tables of a shard that share one ID clock, compared with one clock for each table.
 //!
 //! The server is a throwaway one (no fsync), so that what is left is the cost of the IDs.
 //! `gen_random_uuid()` and `bigserial` are there for comparison.
@@ -87,7 +87,7 @@ impl Arguments {
                 "--turns" => read.turns = number() as usize,
                 "--seconds" => read.seconds = number(),
                 "--major" => read.major = Some(number()),
-                // What `cargo bench` says to every bench.
+                // `cargo bench` passes this to every bench.
                 "--bench" => {}
                 other => panic!("unknown argument {other}"),
             }
@@ -163,7 +163,7 @@ impl Bench {
             format!("CREATE SCHEMA {schema}; {sql}")
         };
         let mut sql = format!("{PUBLISHED} CREATE SEQUENCE published.serial;");
-        // Shard 5 is what is measured; 11 to 14 stand for one clock for each of four tables.
+        // Shard 5 is measured; 11 to 14 are one clock for each of four tables.
         for number in [5, 11, 12, 13, 14] {
             sql.push_str(&shard(number));
         }

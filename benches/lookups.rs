@@ -1,5 +1,5 @@
-//! What it costs that a value is unique over all shards: an insert whose value is claimed by a
-//! look-up, next to the same insert into a table of the same form without one. Both through the
+//! What it costs that a value is unique over all shards: an insert with a value that a look-up
+//! claims, next to the same insert into a table of the same form without one. Both through the
 //! router, on the same servers, in turn. The goal is 3.2 × of the plain insert at most.
 //!
 //! Each round runs all kinds in slices, forwards and backwards, so that they meet the same

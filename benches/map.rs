@@ -1,6 +1,6 @@
 //! Loading a map of 8192 shards (goal: 1 ms), routing keys with it and decoding IDs (goals: 20 ns),
-//! each beside what it costs at least. That the latter two allocate nothing,
-//! `tests/no_allocation.rs` shows.
+//! each next to the least that it can cost. `tests/no_allocation.rs` shows that the latter two
+//! allocate nothing.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -11,7 +11,7 @@ use pgshard::config::{Config, HostSettings, Settings, render};
 use pgshard::id::{Epoch, Id};
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 
-/// The text of a config of 8192 shards on four hosts; which shard is where, `host_of` says.
+/// The text of a config of 8192 shards on four hosts; `host_of` returns the host of a shard.
 fn text(host_of: impl Fn(u16) -> u16) -> String {
     let name = |host: u16| HostName::new(&format!("db{host}")).expect("a plain name");
     let place = |shard: u16| Placement {

@@ -1,7 +1,7 @@
-//! A column more in every table of every shard: `pgshard migrate up`, beside psql with one
+//! One more column in every table of every shard: `pgshard migrate up`, compared with psql with one
 //! transaction a shard (one psql a host), and one psql process a shard, as tools do that know one
-//! schema at a time; of those a sample, for their time. The same servers, the same run. Then
-//! `check --ddl` over all of it. Prints times, medians and ratios, and the processor time of
+//! schema at a time; the latter as a sample, because of their time. The same servers, the same run.
+//! Then `check --ddl` over all of it. Prints times, medians and ratios, and the processor time of
 //! servers and client.
 //!
 //! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N] [--throwaway]`

@@ -1,6 +1,6 @@
-//! Planner time for 8192 shards on 64 hosts, beside sorting them onto empty hosts, which knows
-//! nothing of where they are. Prints what the plans are worth, too: the spread left, and the bytes
-//! moved beside the fewest that any plan must.
+//! Planner time for 8192 shards on 64 hosts, compared with sorting them onto empty hosts, which
+//! ignores where they are. Also prints how good the plans are: the spread left, and the bytes moved
+//! compared with the fewest that any plan must move.
 
 use std::hint::black_box;
 

@@ -1,19 +1,20 @@
-//! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same
-//! servers in the same run:
+//! What the router costs and saves, each compared with the same by hand with tokio-postgres, on the
+//! same servers in the same run:
 //!
 //! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the
 //!   rate with 32 in flight, where every connection has every statement (the same room for
 //!   statements as by hand) and with the router's own bound;
-//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other;
-//!   also with servers that are half a millisecond away, as they are in a data centre (a proxy in
-//!   this process delays every packet by 0.25 ms);
+//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, compared with loops that take one ID after the
+//!   other; also with servers that are half a millisecond away, as they are in a data centre (a
+//!   proxy in this process delays every packet by 0.25 ms);
 //! - what it costs to bound the connections to both hosts together to the number of callers
 //!   (`max_connections`);
-//! - what it costs to end at the server what a caller gives up: with the next call on the only
-//!   connection, beside the same by hand (cancel, connect anew); and the rate of all calls while
-//!   one in a hundred is given up, beside one in a hundred that takes as long and is waited for;
-//! - what it costs to clean every session between two callers, and what a transaction costs beside
-//!   BEGIN and COMMIT by hand;
+//! - what it costs to cancel at the server a call that its caller drops: with the next call on the
+//!   only connection, compared with the same by hand (cancel, connect again); and the rate of all
+//!   calls while one in a hundred is dropped, compared with one in a hundred that takes as long and
+//!   is waited for;
+//! - what it costs to clean every session between two callers, and what a transaction costs
+//!   compared with BEGIN and COMMIT by hand;
 //! - a server process's memory after 20 statements on each of 4096 shards, with the bound on
 //!   prepared statements and without.
 //!
@@ -75,7 +76,7 @@ impl Arguments {
                 "points" | "limit" | "cancelling" | "ids" | "sessions" | "memory" => {
                     read.parts.push(name)
                 }
-                // What `cargo bench` says to every bench.
+                // `cargo bench` passes this to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown argument {other}").into()),
             }
@@ -192,7 +193,7 @@ impl Bench {
         })
     }
 
-    /// With one connection a host, and as `change` says.
+    /// With one connection a host, and options that `change` sets.
     fn router_with(&self, urls: &[String], change: impl Fn(&mut Options)) -> Outcome<Router> {
         let mut hosts = Vec::new();
         for (at, url) in urls.iter().enumerate() {
@@ -283,7 +284,7 @@ impl Bench {
         .await
     }
 
-    /// The router beside the hands, so many calls in flight as there are of them: `one` has one
+    /// The router next to the hands, with as many calls in flight as there are hands: `one` has one
     /// connection, `all` one for each.
     async fn compare(
         &self,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! pgshard dev up --hosts 2 --shards 256 --dir photo_dev
-//! rm photo_dev/migrations/*                                       # the sample that stands there
+//! rm photo_dev/migrations/*                                       # the sample that is there
 //! cp examples/photo_app/migrations/* photo_dev/migrations/
 //! pgshard --config photo_dev/pgshard.toml bootstrap
 //! pgshard --config photo_dev/pgshard.toml tickets create users    # the users' IDs: docs/ids.md
@@ -20,8 +20,9 @@
 //! curl         localhost:3000/metrics                               # docs/metrics.md
 //! ```
 //!
-//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh`
-//! does that, under load. `PHOTO_APP_LISTEN` is the address to listen on.
+//! Nothing in it knows of hosts, and `pgshard move` may run while it serves:
+//! `examples/photo_app/load.sh` does that, under load. `PHOTO_APP_LISTEN` is the address to listen
+//! on.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Before the router: its hosts take their handles when they are first used.
     let metrics = PrometheusBuilder::new().install_recorder()?;
     tokio::spawn(upkeep(metrics.clone()));
-    // PGSHARD_CONFIG, or ./pgshard.toml. A host that is down keeps nobody from starting.
+    // PGSHARD_CONFIG, or ./pgshard.toml. The service starts even if a host is down.
     let path = Config::find(None);
     let config = Config::load(&path)?;
     let app = App {
@@ -275,7 +276,7 @@ struct Wanted {
     ids: String,
 }
 
-/// Photos from anywhere, at once, in the order in which they were asked for.
+/// Photos of any shards in one call, in the order in which they were requested.
 async fn photos(
     State(app): Shared,
     Query(Wanted { ids }): Query<Wanted>,
@@ -310,7 +311,7 @@ async fn photos(
     Ok(Json(rows.iter().map(|row| app.photo(row)).collect()))
 }
 
-/// How long a client waits who asks for much at once.
+/// How long a client waits that requests many rows in one call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize)]
@@ -379,7 +380,7 @@ async fn rendered_metrics(State(app): Shared) -> String {
     app.metrics.render()
 }
 
-/// Histograms are emptied into their sums now and then, or they would grow where nobody asks.
+/// Histograms are emptied into their sums now and then, or they would grow if nothing scrapes them.
 async fn upkeep(metrics: PrometheusHandle) {
     let mut every = tokio::time::interval(Duration::from_secs(5));
     loop {
@@ -388,7 +389,7 @@ async fn upkeep(metrics: PrometheusHandle) {
     }
 }
 
-/// What a client is told when it does not get what it asked for.
+/// The response to a client if a request fails.
 struct Failure {
     status: StatusCode,
     message: String,
@@ -516,7 +517,7 @@ mod tests {
         (cluster, Arc::new(app))
     }
 
-    /// A user whose photos have these titles: her number, and their IDs.
+    /// Creates a user with photos of these titles: the user's number, and the photos' IDs.
     async fn user_with(app: &Arc<App>, titles: &[&str]) -> (i64, Vec<i64>) {
         let name = "Ada".to_owned();
         let posted = post_user(State(app.clone()), Json(NewUser { name })).await;

@@ -126,7 +126,7 @@ impl Bed {
         self.go_observed(shards, target, Observer::silent()).await
     }
 
-    /// The same, and tells of it.
+    /// The same, with an observer that gets the events.
     pub(crate) async fn go_observed(
         &self,
         shards: Vec<ShardId>,
@@ -154,7 +154,7 @@ impl Bed {
         assert!(report.failed.is_empty(), "{:?}", report.failed);
     }
 
-    /// So that nobody pays for what another has written.
+    /// So that no measurement pays for what another one has written.
     pub(crate) async fn settle(&self) {
         for host in 0..self.cluster.servers().len() {
             let client = self.superuser(host).await;
@@ -197,8 +197,8 @@ pub(crate) fn shard(number: u16) -> ShardId {
     ShardId::new(number).expect("a shard's number")
 }
 
-/// What a pause is made of, in order, and itself. `check` goes on beside `drain` and `open`;
-/// `barrier` is apart from `marker` only where somebody held a lock.
+/// The phases of a pause, in order, and the pause itself. `check` runs during `drain` and `open`;
+/// `barrier` differs from `marker` only if a session held a lock.
 pub(crate) const PAUSE: [&str; 9] = [
     "swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause",
 ];

@@ -1,4 +1,4 @@
-//! How long the machine's processors worked, whoever they worked for.
+//! How long the machine's processors worked, for all processes together.
 
 /// In seconds, since the machine started; 0 where there is no /proc. The fields of the first line
 /// are user, nice, system, idle, iowait, irq and softirq, in hundredths of a second.

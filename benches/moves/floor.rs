@@ -20,7 +20,7 @@ pub(crate) struct Chain {
     pub(crate) took: Duration,
 }
 
-/// Whoever runs them, until it is stopped.
+/// The task that runs them, until it is stopped.
 pub(crate) struct Floor {
     stop: watch::Sender<bool>,
     chains: JoinHandle<Vec<Chain>>,

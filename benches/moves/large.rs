@@ -1,4 +1,5 @@
-//! One large shard, beside the tools that copy a schema of a database that nobody writes to.
+//! The move of one large shard, compared with tools that copy a schema of a database without
+//! writers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -76,7 +77,7 @@ const FILL: [(&str, f64, &str); 5] = [
     ),
 ];
 
-/// What is sent on at once, by hand.
+/// The size of a block that the copy by hand forwards.
 const BLOCK_BYTES: usize = 64 * 1024;
 
 /// Tables at a time, of each of the tools.
@@ -222,7 +223,7 @@ async fn fill(bed: &Bed, size: u32) {
         let filled = tables.iter().map(|(table, share, values)| async move {
             let client = bed.superuser(0).await;
             let (values, rows) = (values.replace("USERS", &users.to_string()), rows(*share));
-            // Every user that a photo refers to is there: nobody need look.
+            // Every user that a photo refers to is there, so foreign keys need no check.
             let sql = format!(
                 "SET session_replication_role = replica;
                  INSERT INTO shard_0000.{table} {values} FROM generate_series(1::bigint, {rows}) \
@@ -508,7 +509,7 @@ fn finish(mut command: Command) -> Result<(), String> {
     if done.status.success() {
         return Ok(());
     }
-    // What went wrong first; what comes after it only says that something did.
+    // The first errors; later ones only report that something failed.
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     let errors = || {
         said.lines()

@@ -1,17 +1,18 @@
-//! What moves cost, each beside a baseline in the same run:
+//! What moves cost, each compared with a baseline in the same run:
 //!
-//! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore`
-//!   and `pgcopydb clone` of the same schema (a tool that is not there is left out, and named); the
-//!   time, and how long the machine's processors worked: that is what counts where each has as many
-//!   cores as it can use. The audit, which goes on while the target serves, is told apart.
+//! * `large`: a shard of 1 GB in five tables, moved while it is open, compared with
+//!   `pg_dump | pg_restore` and `pgcopydb clone` of the same schema (a tool that is not there is
+//!   left out, and named); the time, and how long the machine's processors worked, which is what
+//!   counts where each has as many cores as it can use. The audit, which runs while the target
+//!   serves, is reported separately.
 //! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long
-//!   nobody could use a shard, by phase, beside the same round trips and flushes by hand; how long
-//!   a writer waited at most; what writers of other shards of the source noticed; whether every
-//!   write is there.
-//! * `many`: a shard with 500 tables and 2000 partitions: its plan beside `pg_dump --schema-only`,
-//!   its pause beside that of a shard with one table.
-//! * `wave`: 500 small shards in one move, which share a slot, beside a move for each (a sample,
-//!   for its time).
+//!   a shard was closed, by phase, next to the same round trips and flushes by hand; the longest
+//!   wait of a writer; what writers of other shards of the source noticed; whether every write is
+//!   there.
+//! * `many`: a shard with 500 tables and 2000 partitions: its plan compared with
+//!   `pg_dump --schema-only`, its pause with that of a shard with one table.
+//! * `wave`: 500 small shards in one move, which share a slot, compared with a move for each (a
+//!   sample, because of its time).
 //!
 //! `cargo bench --bench moves -- [large] [pause] [many] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N] [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
 //!
@@ -30,7 +31,7 @@ mod writers;
 
 use pgshard::dev::{Binaries, Durability};
 
-/// What the command line says.
+/// The arguments of the command line.
 pub(crate) struct Arguments {
     parts: Vec<String>,
     /// Of the large shard, in MB.
@@ -94,7 +95,7 @@ impl Arguments {
                 }
                 "--throwaway" => read.durability = Durability::Throwaway,
                 "--phases" => read.phases = true,
-                // What `cargo bench` says to every bench.
+                // `cargo bench` passes this to every bench.
                 "--bench" => {}
                 other => panic!("unknown argument {other}"),
             }

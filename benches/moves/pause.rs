@@ -120,7 +120,7 @@ pub(crate) async fn run(arguments: &Arguments) {
     }
 }
 
-/// What the mover says.
+/// Prints the mover's numbers.
 fn report(entries: &[Entry], failed: &[String], arguments: &Arguments) {
     let again = entries.iter().filter(|entry| entry.attempt > 1).count();
     println!(
@@ -155,7 +155,7 @@ fn report(entries: &[Entry], failed: &[String], arguments: &Arguments) {
     }
 }
 
-/// The pause beside its round trips and flushes by hand.
+/// Prints the pause next to its round trips and flushes by hand.
 fn by_hand(entries: &[Entry], windows: &[Window], chains: &[Chain]) {
     let pause = Times::of(
         entries
@@ -182,7 +182,7 @@ fn by_hand(entries: &[Entry], windows: &[Window], chains: &[Chain]) {
     }
 }
 
-/// What writers say.
+/// Prints the writers' waits.
 fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     let moved: Vec<ShardId> = {
         let mut moved: Vec<ShardId> = entries.iter().map(|entry| entry.shard).collect();

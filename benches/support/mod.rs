@@ -14,8 +14,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Reads what the command line has of these numbers, which are as they stand here where it says
-    /// nothing.
+    /// Reads these numbers from the command line; those that it does not have keep their defaults.
     ///
     /// # Panics
     /// On an argument that is not one of them, or has no number.
@@ -37,7 +36,7 @@ impl Arguments {
             match argument.strip_prefix("--").unwrap_or(&argument) {
                 "throwaway" => read.durability = Durability::Throwaway,
                 "major" => read.major = Some(number()),
-                // What `cargo bench` says to every bench.
+                // `cargo bench` passes this to every bench.
                 "bench" => {}
                 name => match read.numbers.get_mut(name) {
                     Some(value) => *value = number(),
@@ -53,7 +52,7 @@ impl Arguments {
         self.numbers[name] as usize
     }
 
-    /// The programs of the version that was asked for, else the first that this machine has.
+    /// The programs of the requested version, else the first that this machine has.
     pub(crate) fn binaries(&self) -> Binaries {
         self.major
             .map_or_else(Binaries::first, Binaries::of_major)

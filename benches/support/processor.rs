@@ -58,8 +58,8 @@ impl Taken {
     }
 }
 
-/// Runs something and says what it took. The servers' is that of their processes that have ended,
-/// so the connections must be closed by then.
+/// Runs something and returns what it took. The servers' is that of their processes that have
+/// ended, so the connections must be closed by then.
 pub(crate) fn taken(cluster: &Cluster, run: impl FnOnce()) -> Taken {
     let (servers, client) = (servers_ticks(cluster), client_ticks());
     let started = Instant::now();

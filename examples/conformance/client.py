@@ -31,7 +31,7 @@ def decode(id):
 
 
 class Look:
-    """What a host says of a shard."""
+    """What a host reports about a shard."""
 
     def __init__(self, row):
         self.state, epoch, self.peer, deadline, ago, self.token, self.incoming = row
@@ -48,7 +48,7 @@ class Client:
 
     def learn(self, shard, host, epoch):
         if epoch > self.places[shard][1]:
-            self.places[shard] = host, epoch  # The newest word counts, whoever says it.
+            self.places[shard] = host, epoch  # The newest report counts, from any host.
 
     def connection(self, host):
         found = self.connections.get(host)
@@ -91,7 +91,8 @@ class Client:
         return cursors[-1].fetchall() if cursors[-1].description else []
 
     def is_own(self, shard, host, epoch, code, began, since):
-        """Asks the host, and follows and waits until the shard is served. True: the error is the application's own."""
+        """Queries the host, and follows and waits until the shard is served. True: the error is the
+        application's own."""
         unopened = None
         while True:
             look = Look(self.ask(host, LOOK, shard))

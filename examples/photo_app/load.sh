@@ -22,7 +22,7 @@ seconds=${1:-15}
 cd "$(dirname "$0")/../.."
 cargo build --quiet --bin pgshard --example photo_app
 folder=$(mktemp -d)
-# Started by root, the servers run as somebody else, who has to get there.
+# Started by root, the servers run as another user, which needs access to this folder.
 chmod 755 "$folder"
 PATH="$PWD/target/debug:$PATH"
 export PGSHARD_CONFIG="$folder/pgshard.toml" PHOTO_APP_LISTEN=127.0.0.1:3900
