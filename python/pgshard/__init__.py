@@ -1,7 +1,7 @@
 """pgshard: thousands of logical shards in PostgreSQL, for Python.
 
-The core depends on no framework: `Directory` says where a shard is, and `Recovery` says what to do
-when a statement ran into a move. `pgshard.django` builds on both.
+The core depends on no framework: `Directory` knows where a shard is, and `Recovery` decides what to
+do when a statement ran into a move. `pgshard.django` builds on both.
 """
 
 from .config import Config

@@ -2,12 +2,12 @@
 are those of src/router/circuit.rs.
 
 While the circuit is closed, calls connect by themselves. The first connection that fails opens it:
-from then on calls fail at once, and a thread of the circuit's own tries again, at growing
+from then on calls fail immediately, and a thread of the circuit's own tries again, at growing
 intervals. All calls use what the thread finds out.
 
 Invariant: a host that answers again is used again, within `PAUSE_MAX` and the time of one try;
-nothing is tried while nobody calls; and an error that the server itself sent opens nothing, because
-the server was reached.
+nothing is tried while there are no calls; and an error that the server itself sent opens nothing,
+because the server was reached.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Circuit:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls would fail at once."""
+        """Whether calls would fail immediately."""
         return self._pid == os.getpid() and self._open is not None
 
     def check(self, name: str, start_try: Callable[[], None]) -> None:
-        """Returns when a call may go on to the host of this name. When it is time for a try it
+        """Returns when a call may proceed to the host of this name. When it is time for a try it
         calls `start_try`, which tries in a thread of its own and calls `failed` or `answered` at
         the end.
 

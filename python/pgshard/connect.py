@@ -33,14 +33,14 @@ _KEEPALIVE = {
 
 
 def connect(host: Host, **options: Any) -> HostConnection:
-    """A connection to a host, in autocommit. `options`: arguments for `psycopg.connect` besides the
-    host's own.
+    """A connection to a host, in autocommit. `options`: arguments for `psycopg.connect` in addition
+    to the host's own.
 
-    The addresses are tried one after the other, beginning with the one that answered last. For the
-    first connection of a process all addresses are asked, and the primary with the latest timeline
-    is taken. The server is asked who it is, which takes one round trip. When a later timeline of
-    the host becomes known, connections to an earlier one are cut. While the host is out of reach
-    this function fails at once (`pgshard.circuit`). (`pgshard.circuit`).
+    The addresses are tried one after the other, beginning with the one that answered last. The
+    first connection of a process queries all addresses, and takes the primary with the latest
+    timeline. The identity of the server is queried, which takes one round trip. When a later
+    timeline of the host becomes known, connections to an earlier one are cut. While the host is out
+    of reach this function fails immediately (`pgshard.circuit`).
 
     Raises `HostUnreachable` if no server answers, or none did a moment ago; `WrongServer` if the
     server that answers is not the host, or no longer; another `psycopg.Error` if it refuses;
@@ -60,14 +60,14 @@ def _try(host: Host) -> None:
     try:
         _noting(host, {"application_name": "pgshard try"}, tried=True).close()
     except psycopg.Error:
-        pass  # `_connect` has told the circuit.
+        pass  # `_noting` has reported it to the circuit.
     except Exception as error:  # noqa: BLE001 # such as a missing password file: the next call raises it
         log.debug("host %s: %s", host.name, error)
         host.circuit.answered(host.name)
 
 
 def _noting(host: Host, options: dict[str, Any], *, tried: bool) -> HostConnection:
-    """Connects, and tells the circuit the result."""
+    """Connects, and reports the result to the circuit."""
     generation = host.circuit.generation
     try:
         connection = _open(host, options)
@@ -107,7 +107,7 @@ def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> HostConnection:
 
 
 def _newest(host: Host, attempts: list[dict[str, Any]]) -> HostConnection:
-    """Asks all addresses, because the first in the text may be a former primary."""
+    """Queries all addresses, because the first in the text may be a former primary."""
     fitting, errors = _ask_all(host, attempts)
     fitting.sort(
         key=lambda pair: (
@@ -142,7 +142,7 @@ def _newest(host: Host, attempts: list[dict[str, Any]]) -> HostConnection:
 
 
 def _reach(host: Host, args: dict[str, Any]) -> HostConnection:
-    """Connects to one address. A login that is refused is tried once more."""
+    """Connects to one address. A login that is refused is tried again."""
     try:
         return reach(args)
     except psycopg.OperationalError as error:
@@ -219,8 +219,8 @@ def _admitted(host: Host, index: int, connection: HostConnection) -> HostConnect
 def _told(host: Host, errors: list[psycopg.Error]) -> psycopg.Error:
     if len(errors) == 1:
         return errors[0]
-    # An address that was reached and refused says more about the host than one that was not
-    # reached.
+    # An address that was reached and refused is better evidence about the host than one that was
+    # not reached.
     kind: type[psycopg.Error] = (
         NoAnswer if any(_is_silent(error) for error in errors) else psycopg.OperationalError
     )

@@ -1,4 +1,4 @@
-"""A connection to one server, which is asked who it is before anything else."""
+"""A connection to one server; the server's identity is queried before anything else."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .identity import Identity, Record, Server, timeline_of
 T = TypeVar("T")
 
 ANSWER_MAX = 5.0
-"""How many seconds a new server may take to say who it is. Connecting has a limit of its own, 5 s
-for each address."""
+"""How many seconds a new server may take to report its identity. Connecting has a limit of its own,
+5 s for each address."""
 
 # This takes one round trip, and none of its functions needs a privilege. The timeline is taken from
 # the log: the one in pg_control_checkpoint() is the former one until a promoted server has made a
@@ -50,7 +50,7 @@ class HostConnection(psycopg.Connection[Any]):
     """A connection that knows which server answers, and that another thread can end."""
 
     server = Server()
-    """Which server it is, as the server said when the connection was opened."""
+    """Which server it is, as the server reported when the connection was opened."""
     circuit: Circuit | None = None
     """What is known of its host."""
     generation = 0
@@ -81,7 +81,7 @@ class HostConnection(psycopg.Connection[Any]):
 
     def seems_alive(self) -> bool:
         """Whether it is open, its host has not gone silent since, and the server has sent nothing
-        that nobody asked for. Asked before each statement, so nothing is sent.
+        unrequested. Called before each statement, so it sends nothing.
 
         What a server sends to an idle connection is usually a farewell: it is being shut down, or
         has ended the session. (A notice that a reload changed a setting also counts as one, and
@@ -121,7 +121,7 @@ class HostConnection(psycopg.Connection[Any]):
 
 
 class _Limited(HostConnection):
-    """A connection whose waits have a limit."""
+    """A connection with a limit on its waits."""
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         limit = self._answer_max or 0.0
@@ -149,7 +149,7 @@ def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
 
 
 def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> HostConnection:
-    """Opens a connection in autocommit and asks which server it is. The connection keeps
+    """Opens a connection in autocommit and queries the server's identity. The connection keeps
     `answer_max` as its own limit.
 
     Raises `psycopg.Error`.
@@ -158,7 +158,7 @@ def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> HostConnec
     try:
         connection.server = ask(connection)
     except psycopg.Error:
-        # Another thread has ended it, which says nothing about the server.
+        # Another thread has ended it, which is no evidence about the server.
         connection.close()
         connection = _open(args, answer_max)
         try:
@@ -179,13 +179,13 @@ def _open(args: Mapping[str, Any], answer_max: float) -> HostConnection:
 
 
 def ask(connection: psycopg.Connection[Any]) -> Server:
-    """Asks a server who it is. Raises `psycopg.Error` when the connection is lost."""
+    """Queries a server's identity. Raises `psycopg.Error` when the connection is lost."""
     try:
         row = connection.execute(_WHO, prepare=False).fetchone()
     except psycopg.Error as error:
         if is_lost(error, connection):
             raise
-        # The server does not tell who it is.
+        # The server does not report its identity.
         return Server()
     if row is None or row[1] is None:
         return Server()

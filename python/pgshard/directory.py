@@ -1,5 +1,5 @@
 """Which host a shard is on, as far as this process knows: from the map, and from what hosts have
-said since.
+reported since.
 
 Invariant: a shard is never looked for at an older epoch than before. One lock guards the exchange
 of an immutable snapshot, and nothing is called while it is held.
@@ -113,7 +113,7 @@ class Directory:
         return shard_of_id(id, self.config.shards)
 
     def place(self, shard: int) -> Placement:
-        """Where the next try of a statement goes. Takes no lock, and does no I/O but to ask for the
+        """Where the next try of a statement goes. Takes no lock, and does no I/O except to read the
         file's modification time."""
         self._follower.glance()
         snapshot = self._snapshot
@@ -121,8 +121,8 @@ class Directory:
         return snapshot.learned.get(shard) or snapshot.map.placements[shard]
 
     def epoch(self, shard: int) -> int:
-        """The epoch at which the shard is where it is, as far as this process knows. Asks no host
-        and no file."""
+        """The epoch at which the shard is where it is, as far as this process knows. Queries no
+        host and reads no file."""
         return self._snapshot.placement(shard).epoch
 
     def host(self, name: str) -> Host:
@@ -147,8 +147,8 @@ class Directory:
         return host
 
     def meet(self, connection: psycopg.Connection[Any], host: Host) -> None:
-        """What is done with the first connection to a host: compares what the host recorded with
-        the config, and takes over what it knows about which server each host is.
+        """Called with the first connection to a host: compares what the host recorded with the
+        config, and takes over what it knows about which server each host is.
 
         Raises `HostDiffers`, and `WrongServer` if the records show that this server is not the
         host.
@@ -171,7 +171,7 @@ class Directory:
             host.known.learn(record)
 
     def learn(self, shard: int, place: Placement) -> None:
-        """Takes over what a host has said of itself."""
+        """Takes over what a host has reported about itself."""
         with self._lock:
             before = self._snapshot
             if before.placement(shard).epoch < place.epoch:

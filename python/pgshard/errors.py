@@ -32,7 +32,7 @@ class WrongId(PgshardError, LookupError):
 
 
 class UnknownHost(PgshardError):
-    """The map, or another host, says that a shard is on a host that the config does not name."""
+    """The map, or another host, places a shard on a host that the config does not name."""
 
 
 class HostDiffers(PgshardError):
@@ -51,7 +51,7 @@ class HostUnreachable(PgshardError, psycopg.OperationalError):
 
 
 class LookUpFailed(PgshardError):
-    """A host did not say where a shard is."""
+    """A host did not report where a shard is."""
 
 
 class ShardUnavailable(PgshardError):
@@ -60,7 +60,7 @@ class ShardUnavailable(PgshardError):
 
 
 class NotHere(PgshardError):
-    """A host has never heard of a shard that the map places there: `pgshard check` says what is
+    """A host does not know a shard that the map places there: `pgshard check` reports what is
     wrong."""
 
 

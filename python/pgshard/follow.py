@@ -1,7 +1,6 @@
-"""Following the map: in the config file, or in a database table whose changes are announced by
-NOTIFY.
+"""Following the map: in the config file, or in a database table with changes announced by NOTIFY.
 
-Invariant: a map that cannot be read never replaces the last good one; the log says why.
+Invariant: a map that cannot be read never replaces the last good one; the reason is logged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ log = logging.getLogger("pgshard")
 FILE_INTERVAL = 0.5
 """In seconds: how often the file's modification time is looked at, at most."""
 DATABASE_INTERVAL = 5.0
-"""In seconds: how often a database is asked, besides its notifications."""
+"""In seconds: how often a database is queried, in addition to its notifications."""
 _FORMAT = 1
 """The `pgshard_map.format` that is understood here."""
 
@@ -61,8 +60,7 @@ class MapSink(Protocol):
 
 
 class FileFollower:
-    """Looks at the file when somebody asks for a place. It has no thread, so a fork loses
-    nothing."""
+    """Looks at the file when a place is looked up. It has no thread, so a fork loses nothing."""
 
     def __init__(self, directory: MapSink) -> None:
         self._directory = weakref.ref(directory)
@@ -110,7 +108,7 @@ class FileFollower:
 
 
 class DatabaseFollower:
-    """A thread that listens. It starts at the first use, and once more in the child of a fork."""
+    """A thread that listens. It starts at the first use, and again in the child of a fork."""
 
     def __init__(self, directory: MapSink, store: MapStore) -> None:
         self._directory = weakref.ref(directory)
@@ -170,8 +168,8 @@ class DatabaseFollower:
             _keep_copy(self._store, map)
 
     def _wait(self, connection: psycopg.Connection[Any]) -> bool:
-        """Waits until there is news or it is time to ask again. False if nobody needs the map any
-        more."""
+        """Waits until there is news or it is time for another query. False if the map is no longer
+        needed."""
         until = time.monotonic() + DATABASE_INTERVAL
         while time.monotonic() < until:
             for _ in connection.notifies(timeout=1.0, stop_after=1):
@@ -183,7 +181,7 @@ class DatabaseFollower:
 
 def load_map(config: Config) -> ShardMap:
     """The map of a config that keeps it in a database, or the copy while the database cannot be
-    asked. Raises `ConfigError`."""
+    queried. Raises `ConfigError`."""
     store = config.store
     assert store is not None, "a config has its map in the file or in a store"
     try:
@@ -202,7 +200,7 @@ def load_map(config: Config) -> ShardMap:
 
 
 def _connect(store: MapStore) -> psycopg.Connection[Any]:
-    """Connects to the map's database. A login that is refused is tried once more."""
+    """Connects to the map's database. A login that is refused is tried again."""
     options: dict[str, Any] = {"autocommit": True, "application_name": "pgshard map"}
     try:
         return psycopg.connect(**{**store.database.connect_args(), **options})

@@ -19,7 +19,7 @@ from .password_command import PasswordCommand, PasswordCommandError
 
 _FORM = 'write postgres://user@address:5432/database or "host=address dbname=database user=user"'
 LOGIN_AGAIN = 0.25
-"""How many seconds are waited before a login that was refused is tried once more."""
+"""How many seconds to wait before a login that was refused is tried again."""
 _FILES = ("passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
@@ -39,7 +39,7 @@ class Host:
     password_file: Path | None = None
     password_command: PasswordCommand | None = field(default=None, repr=False)
     pool_size: int = 16
-    """How many connections an application's process opens to it at most, besides those for
+    """How many connections an application's process opens to it at most, not counting those for
     look-ups."""
     named: bool = True
     """Whether statements may be prepared by name, which PgBouncer in transaction mode does not
@@ -81,7 +81,7 @@ class Host:
         no restart. Use them through `pgshard.connect`: a connection that is made from them alone
         may lead to a former primary.
 
-        Raises `ConfigError` if the password is not where the config says.
+        Raises `ConfigError` if the password is not where the config specifies.
         """
         return {**self.params, **self._password()}
 

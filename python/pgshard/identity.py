@@ -36,10 +36,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Server:
-    """What a server answers when it is asked who it is."""
+    """What a server returns when its identity is queried."""
 
     identity: Identity | None = None
-    """None if it does not say: some services have removed the functions."""
+    """None if it does not report it: some services have removed the functions."""
     started: float = 0.0
     """When it was started, in seconds since 1970. If two addresses lead to one server, this is the
     same for both."""
@@ -48,7 +48,7 @@ class Server:
 
     @property
     def timeline(self) -> int | None:
-        """The timeline that it writes. None for a standby, and if the server does not say."""
+        """The timeline that it writes. None for a standby, and if the server does not report it."""
         return None if self.identity is None else self.identity.timeline
 
     def rivals(self, other: Server) -> bool:
@@ -172,7 +172,7 @@ class Records:
 
 
 class Seen(enum.Enum):
-    """What an answer at one of a host's addresses says about the host."""
+    """What an answer at one of a host's addresses means for the host."""
 
     NOTHING = "nothing"
     """Nothing new: it is a standby, or the host."""
@@ -234,7 +234,7 @@ class Known:
 
     def refusal(self, server: Server) -> str | None:
         """Why a server is not the host, by what is known now; None if it is the host, or does not
-        say who it is."""
+        report its identity."""
         return None if server.identity is None else self._records.refusal(server.identity)
 
     def learn(self, record: Record) -> None:
@@ -259,8 +259,8 @@ class Known:
                 link.cut()
 
     def learn_of(self, server: Server) -> Seen:
-        """Takes over what a server says of itself, if it has the known system identifier, or is
-        awaited."""
+        """Takes over what a server reports about itself, if it has the known system identifier, or
+        is awaited."""
         with self._mine():
             known, identity = self._records.record, server.identity
             if known is None or identity is None or identity.timeline is None:
@@ -281,7 +281,7 @@ class Known:
 
     def admit(self, link: Link) -> str | None:
         """Accepts a connection as one to the host, until a later server is known; or returns why it
-        is not. A server that does not say who it is, is accepted."""
+        is not. A server that does not report its identity is accepted."""
         identity = link.server.identity
         if identity is None:
             return None

@@ -67,7 +67,7 @@ def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
 
 
 def key_of_text(kind: KeyKind, text: str) -> int | str | uuid.UUID:
-    """The key that a text stands for, for instance on a command line.
+    """The key that a text means, for instance on a command line.
 
     Raises `WrongKey` if the text is not a key of this kind.
     """

@@ -17,11 +17,11 @@ _HOST = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,1000}", re.ASCII)
 
 LISTED_MAX = 4 * 8192
-"""The most shards that a list names, each counted each time. Few bytes can name all of them once
-more: whoever writes to the database of a map would fill its readers' memory."""
+"""The most shards that a list names, each counted each time. A few bytes can name all of them
+again: a writer to the database of a map could otherwise fill its readers' memory."""
 
 PROBLEMS_MAX = 100
-"""So many mistakes are told of a list."""
+"""How many mistakes of a list are reported."""
 
 
 class Placement(NamedTuple):
@@ -135,7 +135,7 @@ class ShardMap:
     epochs: tuple[int, ...]
     """By shard: the epoch of its placement."""
     placements: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
-    """By shard: both, because each statement asks for one pair."""
+    """By shard: both, because each statement needs one pair."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placements", tuple(map(Placement, self.hosts, self.epochs)))
@@ -157,7 +157,7 @@ class ShardMap:
 
     @staticmethod
     def of(version: int, shards: int, lists: Mapping[str, str], place: str) -> ShardMap:
-        """The map from these lists, by host. `place` says where the lists are, for messages.
+        """The map from these lists, by host. `place` is where the lists are, for messages.
 
         Raises `ConfigError` with everything that is wrong: a shard on no host or on two, and text
         that cannot be read.

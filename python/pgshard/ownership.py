@@ -1,10 +1,8 @@
-"""Asking a host about shards: one question at a time, however many threads ask about however many
-shards.
+"""Queries of a host about shards: one at a time, however many threads look up however many shards.
 
-Invariant: a caller only gets the answer to a question that was asked after the caller came. An
-older answer may be from before the very fence that the caller ran into. And there is a pause
-between questions, so that an application whose statements are all wrong cannot flood the host with
-them.
+Invariant: a caller only gets the answer to a query that was sent after the caller came. An older
+answer may be from before the very fence that the caller ran into. And there is a pause between
+queries, so that an application with nothing but wrong statements cannot flood the host with them.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _LOOK = (
     " pgshard.look(asked.shard)"
 )
 _SHARDS_MAX = 512
-"""How many shards are in one question. If more are wanted, the host is asked again at once."""
+"""How many shards are in one query. If more are wanted, the host is queried again immediately."""
 _SIGNPOST_SPACING = 0.001
 _RELATIVE_SPACING = 0.010
 
@@ -35,7 +33,7 @@ _Answer = tuple[float, "Look | LookUpFailed"]
 
 
 class Questions:
-    """What the threads of a process ask one host."""
+    """The queries of a process's threads about shards, to one host."""
 
     def __init__(self, control: Control) -> None:
         self.control = control
@@ -52,18 +50,16 @@ class Questions:
         """How many questions were asked so far."""
 
     def ask(self, shard: int, how: MoveSignal) -> tuple[float, Look]:
-        """What the host says of a shard, and when it was asked. Raises `LookUpFailed` or
+        """What the host reports about a shard, and when it was queried. Raises `LookUpFailed` or
         `HostDiffers`."""
         return self._lanes[how].ask(shard, self._look)
 
     def expire(self, shard: int, seen: float) -> bool:
-        """Lifts a fence whose deadline has passed, as the answer to the question asked at `seen`
-        said."""
+        """Lifts a fence after its deadline, as the answer to the query sent at `seen` reported."""
         return self._mend(shard, seen, "SELECT pgshard.expire_fence(%s)", [shard])
 
     def open(self, shard: int, seen: float, token: UUID) -> bool:
-        """Opens a shard whose move is decided, as the answer to the question asked at `seen`
-        said."""
+        """Opens a shard with a decided move, as the answer to the query sent at `seen` reported."""
         return self._mend(shard, seen, "SELECT pgshard.finish_open(%s, %s)", [shard, token])
 
     def _look(self, shards: Sequence[int]) -> dict[int, Look]:
@@ -79,7 +75,7 @@ class Questions:
         return dict(_read(row, place) for row in rows)
 
     def _mend(self, shard: int, seen: float, sql: str, params: list[Any]) -> bool:
-        """True if this call did it. If somebody has acted after `seen`, this does nothing."""
+        """True if this call did it. If another caller has acted after `seen`, this does nothing."""
         with self._lock:
             mended = self._mending.setdefault(shard, _Mended())
         with mended.turn:
@@ -89,8 +85,7 @@ class Questions:
                 return self.control.run(lambda c: _act(c, sql, params))
             except psycopg.Error as error:
                 if error.sqlstate is not None:
-                    # Refused, or the row is in the hands of the mover: somebody else is dealing
-                    # with it.
+                    # Refused, or the mover has locked the row: another process is dealing with it.
                     return False
                 raise LookUpFailed(
                     f"host {self.control.host.name} did not answer: {_words(error)}"
@@ -100,7 +95,7 @@ class Questions:
 
 
 class _Mended:
-    """Which caller is dealing with a move that stands still, and when a caller last did."""
+    """Which caller is dealing with a stalled move, and when a caller last did."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -108,8 +103,8 @@ class _Mended:
 
 
 class _Lane:
-    """Callers of one kind. Callers that come while one of them holds back share its question,
-    because it is not asked yet."""
+    """Callers of one kind. Callers that come while one of them holds back share its query, because
+    it is not sent yet."""
 
     def __init__(self, spacing: float) -> None:
         self._spacing = spacing

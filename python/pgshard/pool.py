@@ -43,8 +43,8 @@ class Pool:
         configure: Callable[[Connection], None],
         wait_max: float = WAIT_MAX,
     ) -> None:
-        """`options` are arguments for connecting, besides the host's own; `configure` prepares a
-        new connection."""
+        """`options` are arguments for connecting, in addition to the host's own; `configure`
+        prepares a new connection."""
         self.host = host
         self._options, self._configure, self._wait_max = options, configure, wait_max
         self._places = threading.Semaphore(host.pool_size)

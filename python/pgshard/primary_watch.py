@@ -1,7 +1,7 @@
 """Watches a host's other addresses for a server that takes its writes. That shows a standby that
-was promoted even if the former primary lives on, frozen or as it was, and says nothing about it.
+was promoted even if the former primary still runs, frozen or as it was, and does not report it.
 
-Invariant: a host with one address costs nothing; each other address is asked once in `EVERY`
+Invariant: a host with one address costs nothing; each other address is queried once in `EVERY`
 seconds, over a connection that is kept, and no call waits for it.
 """
 

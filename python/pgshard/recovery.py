@@ -1,6 +1,6 @@
-"""What a call does between a statement that met a move and the next try: it asks, waits, goes to
-the other host, and finishes what a dead mover left. `stale` makes the decisions; they are the same
-as in src/router/recover.rs."""
+"""What a call does between a statement that met a move and the next try: it queries the host,
+waits, goes to the other host, and finishes what a dead mover left. `stale` makes the decisions;
+they are the same as in src/router/recover.rs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RETRY_FOR = 15.0
 """How many seconds a call may wait in all for a shard that is being moved: longer than a fence's
 deadline of 10 s."""
 WAITERS_MAX = 1024
-"""How many calls may wait for one shard; the next gets `TooManyWaiting` at once."""
+"""How many calls may wait for one shard; the next gets `TooManyWaiting` immediately."""
 _OPEN_GRACE = 0.100
-"""After how many seconds this process opens a decided move that nobody has opened. The mover takes
-about a millisecond."""
+"""After how many seconds this process opens a decided move that no process has opened. The mover
+takes about a millisecond."""
 _HOPS_MAX = 8
 """Through how many hosts one answer may lead."""
 
@@ -65,14 +65,14 @@ class RecoveryContext:
         return found
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Closes the connections that are not in use."""
         for questions in list(self._questions.values()):
             questions.control.close()
 
     @contextmanager
     def waiting(self, shard: int) -> Iterator[None]:
         """A place among the calls that wait for a shard. Their number is limited, so that they do
-        no harm when they all go on at once."""
+        no harm when they all continue at the same time."""
         with self._lock:
             count = self._waiting.get(shard, 0)
             if count >= WAITERS_MAX:
@@ -95,7 +95,7 @@ class Recovery:
     def __init__(
         self, recovery_context: RecoveryContext, shard: int, retry_for: float | None = None
     ) -> None:
-        """`retry_for`: how many seconds this call may wait, if other than the context says."""
+        """`retry_for`: how many seconds this call may wait, if other than the context's."""
         self._recovery_context = recovery_context
         self._shard = shard
         self._retry_for = recovery_context.retry_for if retry_for is None else retry_for
@@ -105,8 +105,8 @@ class Recovery:
         self._contradicted = False
 
     def is_own(self, how: MoveSignal, place: Placement, began: float) -> bool:
-        """Only asks whether the failed statement's error is the application's own. Raises the same
-        as `after`."""
+        """Only finds out whether the failed statement's error is the application's own. Raises the
+        same as `after`."""
         self._recovery_context.questions(place.host)
         with self._recovery_context.waiting(self._shard):
             _, look = self._recovery_context.questions(place.host).ask(self._shard, how)
@@ -120,12 +120,12 @@ class Recovery:
         give_back: Callable[[], None] = lambda: None,
     ) -> bool:
         """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is
-        worth another try; False at once if its error is the application's own. `give_back` is
+        worth another try; False immediately if its error is the application's own. `give_back` is
         called before anything is waited for: the connection must be closed, because its session may
         remember a signpost.
 
         Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`,
-        `LookUpFailed`, `HostDiffers` or `TooManyWaiting` if no host can be asked.
+        `LookUpFailed`, `HostDiffers` or `TooManyWaiting` if no host can be queried.
         """
         self._recovery_context.questions(place.host)
         with self._recovery_context.waiting(self._shard):
@@ -177,7 +177,7 @@ class Recovery:
     def failed_over(self, place: Placement) -> None:
         """Called after a statement found that its server is a standby: nothing was written there,
         and the connection was closed. Returns when the statement is worth another try on a new
-        connection, the first time at once.
+        connection, the first time immediately.
 
         Raises `ShardUnavailable` when the time for retries is over, and `TooManyWaiting`.
         """
@@ -264,8 +264,8 @@ class Recovery:
         return latest
 
     def _again(self, host: str) -> bool:
-        # The first try after a look comes at once. If a second round is needed, hosts and signposts
-        # contradict each other, so it waits.
+        # The first try after a look comes immediately. If a second round is needed, hosts and
+        # signposts contradict each other, so it waits.
         self._rounds += 1
         self._recovery_context.again += 1
         if self._rounds > 1:

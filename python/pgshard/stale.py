@@ -1,9 +1,10 @@
-"""What a failed statement says about where its shard is: the decisions, without I/O, the same as in
+"""What a failed statement means for where its shard is: the decisions, without I/O, the same as in
 src/router/stale.rs.
 
-Invariant: an error counts as the application's own only if the shard's host, asked after the
-statement failed, says that it serves the shard and that no fence stood since the statement began.
-And what one host says about another is not believed before that other host's own row confirms it.
+Invariant: an error counts as the application's own only if the shard's host, queried after the
+statement failed, reports that it serves the shard and that there was no fence since the statement
+began. And what one host reports about another is not believed before that other host's own row
+confirms it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class MoveSignal(enum.Enum):
     host contradicts it twice."""
     RELATIVE = "relative"
     """A name was missing or had changed: it is the application's mistake, or a signpost that could
-    not say what it is."""
+    not identify itself."""
 
 
 def met(sqlstate: str | None, message: str = "") -> MoveSignal | None:
@@ -47,7 +48,7 @@ def met(sqlstate: str | None, message: str = "") -> MoveSignal | None:
 
 @dataclass(frozen=True)
 class Look:
-    """What a host says of a shard: the answer of `pgshard.look`."""
+    """What a host reports about a shard: the result of `pgshard.look`."""
 
     state: str | None = None
     """`serving`, `fenced` or `moved`; None if the shard was never here."""
@@ -66,7 +67,7 @@ class Look:
 
 
 class Do(enum.Enum):
-    """What to do after a statement failed, or about the host that a shard is said to be on."""
+    """What to do after a statement failed, or about the host that a shard is reported to be on."""
 
     AGAIN = "again"
     """The host serves the shard: run it there again."""
@@ -77,7 +78,7 @@ class Do(enum.Enum):
     EXPIRE = "expire"
     """The shard is closed, and the deadline of the one who closed it has passed: open it again."""
     ASK = "ask"
-    """The shard went to another host: ask there."""
+    """The shard went to another host: query that one."""
     NOT_HERE = "not-here"
     """The host has never had the shard."""
     HERE = "here"
@@ -96,7 +97,7 @@ class Verdict(NamedTuple):
 
 
 def judge(how: MoveSignal, look: Look, ran: float, expected: int) -> Verdict:
-    """What a failed statement means, given what its host has said since.
+    """What a failed statement means, given what its host has reported since.
 
     `ran`: seconds from before the statement (or its transaction) was sent until the look came back.
     `expected`: the epoch at which the statement was sent.
@@ -114,12 +115,12 @@ def judge(how: MoveSignal, look: Look, ran: float, expected: int) -> Verdict:
 
 
 def judge_peer(epoch: int, look: Look) -> Verdict:
-    """What the answer of a host means to which a shard is said to have moved, at this epoch."""
+    """What a host's answer means if another host reported that it has the shard, at this epoch."""
     if look.state is not None and look.epoch >= epoch:
         if look.state != "moved":
             return Verdict(Do.HERE, look.epoch)
-        # The epoch in a row that says `moved` is that of the next owner, so it must be larger than
-        # the one asked for.
+        # The epoch in a row with state `moved` is that of the next owner, so it must be larger than
+        # the one queried.
         if look.epoch > epoch:
             return Verdict(Do.ASK, look.epoch, look.peer, look.token)
         return Verdict(Do.WAIT)
@@ -129,7 +130,7 @@ def judge_peer(epoch: int, look: Look) -> Verdict:
 
 
 def pause(waited: float, chance: float) -> float:
-    """How many seconds to wait before asking again, after `waited` seconds: a quarter of it, 2 to
+    """How many seconds to wait before the next query, after `waited` seconds: a quarter of it, 2 to
     50 ms, after a second a twentieth of it, up to 250 ms; less a random part of up to a half."""
     pause = max(min(max(waited / 4, 0.002), 0.050), min(waited / 20, 0.250))
     return pause * (1 - min(max(chance, 0.0), 1.0) / 2)
@@ -178,9 +179,9 @@ _ABOUT_NAMES = re.compile(
 
 
 def asks_about_names(sql: str) -> bool:
-    """Whether the answer would differ, without an error, if a signpost stands in the shard's place:
-    the statement asks the catalogs about a name. Such an answer is believed only after the host has
-    said that it served the shard."""
+    """Whether the answer would differ, without an error, if a signpost is in the shard's place: the
+    statement queries the catalogs for a name. Such an answer is believed only after the host has
+    reported that it served the shard."""
     # This check takes longer than everything else that is done for a statement; applications send
     # the same few again and again.
     return _asks(sql) if len(sql) < 4096 else _ABOUT_NAMES.search(sql) is not None

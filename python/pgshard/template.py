@@ -1,9 +1,9 @@
 """SQL in which the shard's schema is left open: `SELECT * FROM {shard}.photos`.
 
-`{shard}` is replaced everywhere, even inside string literals, by the schema's name. It stands
+`{shard}` is replaced everywhere, even inside string literals, by the schema's name. It is written
 without quotes where PostgreSQL reads it as the same name without them, as the name of every shard's
 schema: `schemaname = '{shard}'` is true for that schema. `{shard_id}` is the shard's number.
-`{{shard}}` and `{{shard_id}}` stand for the texts `{shard}` and `{shard_id}` themselves. All other
+`{{shard}}` and `{{shard_id}}` become the texts `{shard}` and `{shard_id}` themselves. All other
 braces are left as they are.
 """
 
@@ -22,8 +22,8 @@ def quote_name(name: str) -> str:
 
 
 def render(sql: str, schema: str, shard: int | None = None) -> str:
-    """The SQL for the shard with this schema, whose name is not quoted yet, and this number.
-    Without a number, `{shard_id}` and `{{shard_id}}` are left as they are."""
+    """The SQL for the shard with this schema, given as a name that is not quoted yet, and this
+    number. Without a number, `{shard_id}` and `{{shard_id}}` are left as they are."""
     if "{shard" not in sql:
         return sql
     name = schema if _PLAIN.fullmatch(schema) else quote_name(schema)

@@ -13,8 +13,8 @@ transactions that are run again as a whole when their shard moves.
     photo_id = shards.run(user, lambda session: add(session, Photo(user_id=user)).id)
     photo = shards.run_by_id(photo_id, lambda session: session.get(Photo, photo_id))
 
-`AsyncShards` is the same for asyncio. The schema name `shard` of the tables stands for the schema
-of the shard that a transaction is on (SQLAlchemy's schema_translate_map), so a statement is
+`AsyncShards` is the same for asyncio. The schema name `shard` of the tables is replaced by the
+schema of the shard that a transaction is on (SQLAlchemy's schema_translate_map), so a statement is
 compiled once for all shards; in texts, write `{shard}`.
 
 docs/sqlalchemy.md describes the rest.

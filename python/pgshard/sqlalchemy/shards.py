@@ -78,14 +78,14 @@ class InDoubt(PgshardError):
 
 
 class TransactionFailed(PgshardError):
-    """A statement failed and `work` went on without a savepoint, or `work` ended its transaction:
-    what it did is rolled back, whatever COMMIT says."""
+    """A statement failed and `work` continued without a savepoint, or `work` ended its transaction:
+    what it did is rolled back, whatever COMMIT returns."""
 
 
 class NotRepeatable(PgshardError):
-    """A transaction would have to be run again, and an object from outside of `work` stands in the
-    way: a second run would lose its changes, or write rows of the first. Nothing of the transaction
-    was kept."""
+    """A transaction would have to be run again, and an object from outside of `work` prevents it: a
+    second run would lose its changes, or write rows of the first. Nothing of the transaction was
+    kept."""
 
 
 class ShardMoved(PgshardError):
@@ -102,7 +102,7 @@ def shard_id(**options: Any) -> MappedColumn[Any]:
 
 
 def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
-    """The sharding key. A session refuses an object whose key, ID or reference to another row
+    """The sharding key. A session refuses an object with a key, ID or reference to another row that
     belongs to another shard."""
     return mapped_column(*args, info={KEY: True}, **options)
 
@@ -164,7 +164,7 @@ class _Attempt:
             raise ShardMoved(f"shard {self.shard} has moved since the transaction began")
         self._sent += 1
         if asks_about_names(sql):
-            # This counts only if the host says that it served the shard.
+            # This counts only if the host reports that it served the shard.
             self.met = self.met or MoveSignal.RELATIVE
         return render(sql, self.schema, self.shard)
 
@@ -335,8 +335,8 @@ class _Attempt:
             )
 
     def believe(self) -> None:
-        """Called before the COMMIT of a transaction that met something: asks the host whether that
-        was the application's own.
+        """Called before the COMMIT of a transaction that met something: queries the host to find
+        out whether that was the application's own.
 
         Raises `ShardMoved`.
         """
@@ -351,7 +351,7 @@ class _Attempt:
 
     def is_worth_another_try(self, recovery: Recovery) -> bool:
         """Called after the transaction was rolled back: waits until it may be run again, perhaps
-        for seconds. False at once if it met an error of the application's own."""
+        for seconds. False immediately if it met an error of the application's own."""
         if self.met is not None:
             return recovery.after(self.met, self.place, self.began)
         if self.read_only:
@@ -487,13 +487,13 @@ def _attach(session: _Session, one: object) -> None:
 
 
 _tells: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-"""Of each mapper, whether its objects tell their shard."""
+"""For each mapper, whether its objects identify their shard."""
 
 
 @event.listens_for(_Session, "loaded_as_persistent")
 @event.listens_for(_Session, "pending_to_persistent")
 def _note_shard(session: _Session, one: object) -> None:
-    """An object may have no column that tells of its shard. Most have one, and this runs for each
+    """An object may have no column that identifies its shard. Most have one, and this runs for each
     row."""
     state = _inspect(one)
     tells = _tells.get(state.mapper)
@@ -508,8 +508,8 @@ def _note_shard(session: _Session, one: object) -> None:
 @event.listens_for(_Session, "persistent_to_transient")
 def _is_new_again(session: _Session, one: object) -> None:
     """Called for an object that was inserted, after its transaction, or savepoint, was rolled back.
-    For SQLAlchemy the rows that link it to others are still there, and adding it once more would
-    not write them."""
+    For SQLAlchemy the rows that link it to others are still there, and adding it again would not
+    write them."""
     state = _inspect(one)
     state.info.pop(_FROM, None)
     for relation in state.mapper.relationships:
@@ -594,7 +594,7 @@ class Shards(_Engines):
 
     def run(self, key: object, work: Callable[[Session], T]) -> T:
         """Runs `work` in a transaction on the key's shard, and runs it again as a whole if the
-        shard moves meanwhile. The commit comes at the end; `work` may use savepoints, and must have
+        shard moves during it. The commit comes at the end; `work` may use savepoints, and must have
         no effect elsewhere that may not happen twice.
 
         Raises what `work` raises, `ShardUnavailable`, `WrongShard`, `InDoubt`, `TransactionFailed`,
@@ -649,7 +649,7 @@ class Shards(_Engines):
                 raise
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Closes the connections that are not in use."""
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             engine.dispose()
@@ -666,11 +666,11 @@ class Shards(_Engines):
 
 def _undo(session: Any) -> None:
     """Takes from a session's objects what a transaction that failed has made of them. Closing the
-    session would leave its new objects as if they were stored, and whoever adds them once more
-    would write nothing."""
+    session would leave its new objects as if they were stored, and adding them again would write
+    nothing."""
     try:
         session.rollback()
-    except Exception as error:  # noqa: BLE001 # the connection may be lost: what has failed before says more
+    except Exception as error:  # noqa: BLE001 # the connection may be lost: an earlier error matters more
         log.debug("a session's rollback failed: %s", error)
     session.attempt.put_back()
 
@@ -691,8 +691,8 @@ def _of_commit(error: DBAPIError, attempt: _Attempt) -> Exception:
 
 
 class AsyncLinked(psycopg.AsyncConnection[Any]):
-    """A connection for asyncio. `linked` opened it and asked the server who it is, and this object
-    takes that connection over."""
+    """A connection for asyncio. `linked` opened it and queried the server's identity, and this
+    object takes that connection over."""
 
     linked: HostConnection
 
@@ -722,8 +722,8 @@ class AsyncShards(_Engines):
     async def run(self, key: object, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """Runs `work` in a transaction on the key's shard, like `Shards.run`.
 
-        If the task is cancelled meanwhile, nothing of the transaction stays, unless its COMMIT was
-        on its way.
+        If the task is cancelled before the end, nothing of the transaction stays, unless its COMMIT
+        was on its way.
         """
         return await self.run_on(self.directory.shard_of_key(key), work)
 
@@ -783,7 +783,7 @@ class AsyncShards(_Engines):
                 raise
 
     async def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Closes the connections that are not in use."""
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             await engine.dispose()

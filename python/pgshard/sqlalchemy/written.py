@@ -1,8 +1,8 @@
-"""What statements of SQLAlchemy's write into the columns that tell of a shard: keys, IDs, and
+"""What SQLAlchemy's statements write into the columns that identify a shard: keys, IDs, and
 references to rows that have one.
 
 Invariant: each value that a statement puts into such a column is found, or the statement is
-refused. Statements that are texts are not looked at.
+refused. Statements in plain text are not examined.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ONE_OF_ITS_ARGUMENTS = {"coalesce", "greatest", "least", "max", "min"}
 
 
 class Unclear(Exception):
-    """A column gets a value of which nobody can tell the shard."""
+    """A column gets a value that does not reveal its shard."""
 
 
 class Written(NamedTuple):
@@ -81,7 +81,7 @@ _known: weakref.WeakKeyDictionary[SQLCompiler, tuple[Written, ...]] = weakref.We
 
 
 def written(compiled: object) -> tuple[Written, ...]:
-    """What a compiled statement writes into columns that tell of a shard. Raises `Unclear`."""
+    """What a compiled statement writes into columns that identify a shard. Raises `Unclear`."""
     if not isinstance(compiled, SQLCompiler) or not (
         compiled.isinsert or compiled.isupdate or compiled.ctes
     ):
