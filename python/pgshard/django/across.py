@@ -78,8 +78,8 @@ class AcrossShards:
         return {part.name: together(part, rows, server) for part in wanted}
 
     def list(self, limit: int, *, partial: bool = False) -> builtins.list[Any]:
-        """At most `limit` objects, in the query's order; each shard is asked for as many. An order
-        by texts costs a statement more.
+        """At most `limit` objects, in the query's order; each shard is queried for as many. An
+        order by texts costs one more statement.
 
         Raises `Partial` if a shard failed; with `partial=True`, returns what the others have
         instead. Raises `ValueError` if the order is known to the shards only, or if the rows would
@@ -116,8 +116,8 @@ class AcrossShards:
         raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
 
     def __getitem__(self, wanted: Any) -> Any:
-        """A slice, as a list, or one object, in the query's order; each shard is asked for all rows
-        up to its end. Raises the same as `list`, `IndexError` if there is no such object, and
+        """A slice, as a list, or one object, in the query's order; each shard is queried for all
+        rows up to its end. Raises the same as `list`, `IndexError` if there is no such object, and
         `ValueError` for a slice without an end."""
         if not isinstance(wanted, slice):
             if not isinstance(wanted, int) or wanted < 0:
@@ -138,10 +138,10 @@ class AcrossShards:
         """All rows, in the query's order, or if it has none in that of the shards and their IDs.
         About `chunk_size` rows are in memory at a time, and at least two of each shard.
 
-        Each shard is asked for some rows at a time, those after the last one it gave. So what is
-        written meanwhile may be seen or not, and no row comes twice unless its place in the order
-        changes. Raises the same as `list`, and `ValueError` for a slice or if `values` leaves the
-        primary key out.
+        Each shard is queried for some rows at a time, those after the last one it returned. So what
+        is written during the iteration may be seen or not, and no row comes twice unless its place
+        in the order changes. Raises the same as `list`, and `ValueError` for a slice or if `values`
+        leaves the primary key out.
         """
         for rows in self._chunks(chunk_size):
             yield from rows
@@ -222,7 +222,7 @@ class AcrossShards:
         more = set(shards)
         pairs = [one._replace(get=_of_second(one.get)) for one in by]
         while True:
-            # Those that have few left are asked too, since they would end the next round soon.
+            # Those that have few left are queried too, since they would end the next round soon.
             few = [shard for shard in sorted(more) if len(held[shard]) <= size // 2]
             for shard, new in _next(rows, few, last, by, pk, size, end, self._width).items():
                 held[shard] += new

@@ -42,22 +42,22 @@ from .sharded import (
 )
 
 _NOWHERE = alias(0)
-"""Where pages are that ask for no rows: those of an object that cannot exist, and a list without a
+"""Where pages are that query no rows: those of an object that cannot exist, and a list without a
 key."""
 
 
 _SHARD = "shard"
-"""The parameter with a shard's alias in the address of a list, in that of a row whose primary key
-does not say its shard, and in the one that an autocomplete field asks."""
+"""The parameter with a shard's alias in the address of a list, in that of a row with a primary key
+that does not identify its shard, and in the one that an autocomplete field requests."""
 
 
 class _OnShard:
-    """A field that asks for the rows of a shard."""
+    """A field that queries the rows of a shard."""
 
     where: str | None = None
 
     def get_url(self) -> str:
-        """Where it asks."""
+        """The address that it requests."""
         url: str = super().get_url()  # type: ignore[misc]
         return url if self.where is None else f"{url}?{_SHARD}={self.where}"
 
@@ -71,7 +71,7 @@ class _SelectMultiple(_OnShard, AutocompleteSelectMultiple):
 
 
 class _ShardedList(ChangeList):
-    """A list whose rows come with what their columns show of other models."""
+    """A list of rows together with what their columns show of other models."""
 
     def apply_select_related(self, qs: Any) -> Any:
         """The same as Django's, which would join what is in another database: that is
@@ -102,7 +102,7 @@ class _ShardedList(ChangeList):
         return found
 
     def url_for_result(self, result: Any) -> str:
-        """The same as Django's, and the shard if the primary key does not say it."""
+        """The same as Django's, and the shard if the primary key does not identify it."""
         url: str = super().url_for_result(result)
         return url if pk_says_shard(self.model) else f"{url}?{_SHARD}={result._state.db}"
 
@@ -113,7 +113,7 @@ class _ShardedList(ChangeList):
 class ShardedModelAdmin(admin.ModelAdmin):
     """For a model with a key, or an ID of its shard, or both."""
 
-    # No rows are counted before somebody names a shard.
+    # No rows are counted before a shard is named.
     show_full_result_count = False
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
@@ -149,13 +149,13 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return super().get_search_results(request, queryset, search_term)
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """The same as Django's; an autocomplete field asks on the page's shard."""
+        """The same as Django's; an autocomplete field queries the page's shard."""
         return super().formfield_for_foreignkey(
             db_field, request, **self._completing(_Select, db_field, request, kwargs)
         )
 
     def formfield_for_manytomany(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """The same as Django's; an autocomplete field asks on the page's shard."""
+        """The same as Django's; an autocomplete field queries the page's shard."""
         kwargs = self._completing(_SelectMultiple, db_field, request, kwargs)
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
@@ -170,8 +170,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return {**kwargs, "widget": made}
 
     def get_preserved_filters(self, request: Any) -> Any:
-        """The same as Django's, and the shard of the page where the primary key does not say it:
-        so the links of the page and what follows after saving have it."""
+        """The same as Django's, and the shard of the page where the primary key does not identify
+        it: so the links of the page and what follows after saving have it."""
         kept = super().get_preserved_filters(request)
         where = request.GET.get(_SHARD)
         if pk_says_shard(self.model) or shard_of_alias(where) is None:
@@ -212,7 +212,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def _on(self, where: str | None, view: Callable[..., Any], *args: Any) -> Any:
         with within(where or _NOWHERE):
             response = view(*args)
-            # The template also asks for rows, for instance for choices.
+            # The template also queries rows, for instance for choices.
             return (
                 response.render()
                 if hasattr(response, "render") and not response.is_rendered
@@ -268,7 +268,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return None
 
     def _of_text(self, field: Any, text: str | None) -> str | None:
-        """The shard of a key that somebody typed; None if the text is not a key."""
+        """The shard of a key that was typed; None if the text is not a key."""
         try:
             return None if not text or field is OBJECT else alias_of_key(field.to_python(text))
         except (ValidationError, WrongKey):

@@ -36,15 +36,15 @@ class Part(NamedTuple):
     name: str
     kind: type
     asked: dict[str, Any]
-    """What each shard is asked for, by the names of the answers."""
+    """What each shard is queried for, by the names of the results."""
     default: Any
     field: Any
     """The field that the aggregate is of; None for an expression."""
 
 
 def parts(queryset: Any, given: Iterable[Any], named: Mapping[str, Any]) -> list[Part]:
-    """What to ask each shard for. Raises `ValueError` for an aggregate that cannot be computed from
-    those of the shards."""
+    """What to query each shard for. Raises `ValueError` for an aggregate that cannot be computed
+    from those of the shards."""
     wanted = {one.default_alias: one for one in given} | dict(named)
     return [_part(queryset, name, one, at) for at, (name, one) in enumerate(wanted.items())]
 

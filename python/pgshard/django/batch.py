@@ -2,7 +2,8 @@
 `SELECT … FROM "shard_0001"… UNION ALL SELECT … FROM "shard_0002"…`.
 
 This is only a shortcut. What it cannot do, and every shard on which it meets a move or an error, is
-left to the way by single shards, which knows what to do and whose error it is.
+left to the code for single shards, which knows what to do and whether the error is the
+application's own.
 
 Invariant: only SELECT is sent, in autocommit; and a shard on which this thread has a transaction is
 left out.
@@ -50,8 +51,8 @@ class AnyOf(models.Lookup):
 def fetch(
     queryset: Any, groups: dict[int, list[int]], width: int, end: float | None
 ) -> dict[int, list[Any]]:
-    """The objects with these IDs, by shard. Shards that are not in the result must be asked one by
-    one. `end`: of `time.monotonic`."""
+    """The objects with these IDs, by shard. Shards that are not in the result must be queried one
+    by one. `end`: of `time.monotonic`."""
     batches = _batches(groups) if _is_plain(queryset) else []
     asked = [batch for batch in batches if len(batch) > 1]
     found: dict[int, list[Any]] = {}

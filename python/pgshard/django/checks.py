@@ -265,7 +265,7 @@ def _check_on_delete(field: Any) -> list[Any]:
 
 
 def _check_references(model: Any) -> list[Any]:
-    """Looks for relations to sharded models whose primary keys several shards may have."""
+    """Looks for relations to sharded models with primary keys that several shards may have."""
     found: list[Any] = []
     hint = (
         "leave its primary key to the shard (keep an old number in another column), or refer to it"

@@ -131,7 +131,7 @@ def shard_of_alias(name: object) -> int | None:
 
 
 class Databases(dict[str, Any]):
-    """The real databases, and one for each shard, which is made when it is asked for and which no
+    """The real databases, and one for each shard, which is made when it is first used and which no
     loop sees.
 
     So `migrate`, `check` and everything else that loops over databases sees only the real ones, and

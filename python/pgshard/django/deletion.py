@@ -42,7 +42,7 @@ def _candidates(opts: Any) -> Iterator[Any]:
 
 
 def _keys_of(model: Any) -> list[Any]:
-    """The keys that refer to a model and say what happens to their rows."""
+    """The keys that refer to a model and define what happens to their rows."""
     return [
         one.field
         for one in _CANDIDATES(model._meta)

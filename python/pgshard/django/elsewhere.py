@@ -117,7 +117,7 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
             )
 
         def _write(self, work: Callable[[str], Any]) -> Any:
-            """Runs this on the shard, and again if that moves meanwhile."""
+            """Runs this on the shard, and again if that moves during it."""
             db = router.db_for_write(self.through, instance=self.instance)
             return run_on(db, lambda: work(db))
 

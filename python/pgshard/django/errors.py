@@ -2,8 +2,8 @@
 Django's `OperationalError`s.
 
 A query or a write that is refused is of no class of Django's: applications catch
-`ImproperlyConfigured`, `ValueError` or `DatabaseError`, and would go on without what they asked
-for."""
+`ImproperlyConfigured`, `ValueError` or `DatabaseError`, and would continue without what they
+queried."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fields of sharded models: the ID that a shard makes, and the key that says which shard a row is
-on."""
+"""Fields of sharded models: the ID that a shard makes, and the key that determines the shard of a
+row."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _OF_ONE, _OF_MANY = base.deserialize_fk_value, base.deserialize_m2m_values
 
 
 def _database(model: Any, using: str | None) -> str | None:
-    """Where to look for an object of this model; None if its natural key says that."""
+    """Where to look for an object of this model; None if its natural key determines that."""
     of_shard = shard_of_alias(using) is not None
     if is_sharded(model):
         return using if of_shard else None

@@ -50,7 +50,7 @@ def where_it_will_be(instance: Any, model: Any, values: dict[str, Any]) -> str |
         found: str | None = model._base_manager.all()._of_row(values)
         return found or (alias_of_instance(instance) if is_one else None)
     except (TypeError, ValueError, ValidationError, WrongId, WrongKey, WrongShard):
-        return None  # Something else says that.
+        return None  # Another check reports that.
 
 
 def _stray(chosen: Any, where: str) -> Any:

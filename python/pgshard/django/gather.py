@@ -21,13 +21,13 @@ from .errors import InDoubt, ShardUnavailable
 T = TypeVar("T")
 
 WIDTH = 8
-"""How many shards are asked at the same time by default. Each has a thread and a connection."""
+"""How many shards are queried at the same time by default. Each has a thread and a connection."""
 CANCEL_MAX = 5.0
-"""How many seconds it may take to tell a host that a statement is no longer waited for."""
+"""How many seconds it may take to cancel a statement that is no longer waited for."""
 
 
 class Partial(OperationalError):
-    """Some shards failed, or were not asked in time. `gathered` has the results of the others."""
+    """Some shards failed, or were not queried in time. `gathered` has the results of the others."""
 
     def __init__(self, gathered: Gathered[Any]) -> None:
         self.gathered = gathered
@@ -65,7 +65,7 @@ def gather(
 ) -> Gathered[T]:
     """Calls `work` with the alias of each shard, for at most `width` shards at a time.
 
-    `timeout`: seconds for all together. A shard that was not asked by then is left out, and gives
+    `timeout`: seconds for all together. A shard that was not queried by then is left out, and gives
     `ShardUnavailable`; one that has not answered by then gives `InDoubt`, and its statement is
     cancelled. Errors of databases are gathered; any other ends the call.
 

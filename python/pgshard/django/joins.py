@@ -1,5 +1,5 @@
 """Django's joins, subqueries and unions in databases that are no shard, so that they refuse the
-tables of shards. The server would only say that such a table does not exist, or have one from
+tables of shards. The server would only report that such a table does not exist, or have one from
 before the shards."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
 
 
 def _check_query_object_type(self: Any, value: Any, opts: Any, field: Any) -> None:
-    """Notes where an object is that a condition is about, if its primary key does not say that.
-    Django itself keeps the primary key only."""
+    """Notes the shard of an object that a condition is about, if its primary key does not identify
+    it. Django itself keeps the primary key only."""
     _CHECK_TYPE(self, value, opts, field)
     if not isinstance(value, Model):
         return
@@ -75,7 +75,7 @@ def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
 
 
 def _combinator_sql(self: Any, combinator: str, all: bool) -> Any:
-    """The same, for `union` and its kin."""
+    """The same, for `union` and the like."""
     for part in self.query.combined_queries:
         if not part.is_empty():
             _refuse_part(part, self.connection)
@@ -115,7 +115,7 @@ def _refuse_to_join(here: Any, relation: str, there: Any) -> NoReturn:
 
 
 def _remedy(name: str) -> str:
-    """How to ask for rows by what rows of this model say."""
+    """How to find rows by the values of this model's rows."""
     return (
         f"first ask {name} with .for_key(key) or .across_shards(), then filter by the list of"
         " values that it gives"

@@ -104,7 +104,7 @@ class ShardedQuerySet(ValueQuerySet):
         return super().using(alias)._noted(alias)
 
     def _noted(self, alias: str | None) -> Any:
-        """Tells the query itself on which shard it is: a part of another query is compiled with
+        """Notes on the query itself which shard it is on: a part of another query is compiled with
         that query's shard."""
         self.query.pgshard_alias = alias
         return self
@@ -156,7 +156,7 @@ class ShardedQuerySet(ValueQuerySet):
             self.query.pgshard_alternative = alternative
 
     def _combinator_query(self, combinator: Any, *others: Any, **kwargs: Any) -> Any:
-        # Of `union` and its kin.
+        # Of `union` and the like.
         for other in others:
             self._together(other)
         made = super()._combinator_query(combinator, *others, **kwargs)
@@ -192,12 +192,12 @@ class ShardedQuerySet(ValueQuerySet):
         """The objects with these IDs, of any shards, in the order of the IDs; IDs without an object
         are left out.
 
-        On each host, one statement asks many shards, and a few statements run at a time. With
-        `prefetch_related` or `values`, and after any failure, each shard is asked by a statement of
-        its own. `timeout`: seconds for all together. Raises `Partial` if a shard failed; with
+        On each host, one statement queries many shards, and a few statements run at a time. With
+        `prefetch_related` or `values`, and after any failure, each shard is queried by a statement
+        of its own. `timeout`: seconds for all together. Raises `Partial` if a shard failed; with
         `partial=True`, returns what the others have instead. Raises `ValueError` if `values` leaves
-        the ID out, the model has none that says its shard, or the rows would be others: duplicates
-        and windows of several shards.
+        the ID out, the model has none that identifies its shard, or the rows would be others:
+        duplicates and windows of several shards.
         """
         wanted = list(ids)
         check_rows(self)
@@ -332,8 +332,8 @@ class ShardedQuerySet(ValueQuerySet):
             self._note_others(several, None if several or not shards else shards.pop())
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
-        """This query set; if it is on no shard yet, on the one that these lookups name. What a new
-        row would have besides says nothing about where to look."""
+        """This query set; if it is on no shard yet, on the one that these lookups name. The other
+        values of a new row have no effect on where to look."""
         made = self._chain()
         given = [pair for pair in pairs if pair[1] is not None and not callable(pair[1])]
         made._narrow(given, write=True)
@@ -378,7 +378,7 @@ class ShardedQuerySet(ValueQuerySet):
         return self._on(where).contains(obj)
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> Any:
-        """The same as Django's, which asks for the shard before it filters."""
+        """The same as Django's, which determines the shard before it filters."""
         if id_list is None:
             return super().in_bulk(field_name=field_name)
         at, id_list = self._chain(), list(id_list)
@@ -392,8 +392,8 @@ class ShardedQuerySet(ValueQuerySet):
     # writes
 
     def _whole(self, work: Callable[[], T]) -> T:
-        """Runs a call of several statements, and runs all of it again if the shard moves
-        meanwhile."""
+        """Runs a call of several statements, and runs all of it again if the shard moves in
+        between."""
         self._for_write = True
         return run_on(self.db, work)
 
@@ -526,7 +526,7 @@ class ShardedQuerySet(ValueQuerySet):
 
 
 def objects_of(query: Any) -> frozenset[str]:
-    """The shards of the objects that a query is about and whose primary keys other shards may have
+    """The shards of the objects that a query is about, if other shards may have their primary keys
     too."""
     found: frozenset[str] = getattr(query, "pgshard_objects", frozenset())
     return found
@@ -688,9 +688,9 @@ def _common_place(key: Any, values: Any) -> str | None:
 
 
 def _place_of_query(key: Any, values: Any) -> str | None:
-    """The shard of the rows whose keys, or without `key` IDs, a query gives. It is the query's own
-    if it gives those of its rows, or of rows that they belong to. What else it gives, as the users
-    whom a user follows, is of any shard: `_SEVERAL`."""
+    """The shard of the rows with the keys, or without `key` the IDs, that a query returns. It is
+    the query's own if it returns those of its rows, or of rows that they belong to. Other values,
+    such as the users whom a user follows, are of any shard: `_SEVERAL`."""
     query = values.query
     if not is_sharded(query.model):
         return None
@@ -705,14 +705,14 @@ def _place_of_query(key: Any, values: Any) -> str | None:
 
 
 class _Named(NamedTuple):
-    """What conditions that must all hold say about the shard."""
+    """What follows about the shard from conditions that must all hold."""
 
     shards: list[str]
     """The shards that they name: more than one only if no row fulfils them."""
     several: bool
     """Whether a list names several."""
     by_query: bool
-    """Whether a shard is that of a query, whose rows may hold anything."""
+    """Whether a shard is that of a query; its rows may hold anything."""
     is_impossible: bool
     """Whether no row fulfils them."""
 
@@ -758,7 +758,7 @@ def _alternative(query: Any, child: Any) -> tuple[set[str], bool]:
     try:
         named = _named(model, pairs)
     except (WrongKey, TypeError, ValueError):
-        return set(), False  # Django or the server says what it is.
+        return set(), False  # Django or the server reports what it is.
     if named.is_impossible:
         return set(), True
     where = _SEVERAL if named.several and not named.shards else _place_by_references(model, pairs)
@@ -774,9 +774,9 @@ def _alternative(query: Any, child: Any) -> tuple[set[str], bool]:
 
 
 def _of_fields(query: Any, pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The conditions on fields, and for those of a primary key of several columns what they say of
-    each. After `values` an annotation may be called as the key, and says nothing about the
-    shard."""
+    """The conditions on fields; those on a primary key of several columns also as conditions on
+    each column. After `values` an annotation may have the name of the key, and has nothing to do
+    with the shard."""
     pk, pairs = query.model._meta.pk, list(pairs)
     if query.annotations:
         pairs = [
@@ -812,7 +812,7 @@ def _place_by_references(model: Any, pairs: Iterable[tuple[str, Any]]) -> str | 
         try:
             where = _common_place(key, value) if is_list else _place_of_rows(key, value)
         except (WrongId, WrongKey, TypeError, ValueError):
-            continue  # Django or the server says what it is.
+            continue  # Django or the server reports what it is.
         if where is not None:
             return where
     return None

@@ -2,7 +2,7 @@
 were on one.
 
 Numbers and times are compared here. How texts compare is known to the server only, by their
-column's type and collation, so one shard is asked to sort them.
+column's type and collation, so one shard sorts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .parts import parts_of
 from .sharded import KEYS, has_shard_id, says_the_shard
 
 COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
-"""The types whose values compare in Python as in PostgreSQL."""
+"""The types with values that compare in Python as in PostgreSQL."""
 
 
 class By(NamedTuple):
@@ -43,13 +43,13 @@ class By(NamedTuple):
 
 
 def check_rows(queryset: Any) -> None:
-    """Refuses a query whose rows would be others if all shards were one. Raises `ValueError`."""
+    """Refuses a query that would return other rows if all shards were one. Raises `ValueError`."""
     _check(queryset.query, False)
 
 
 def check_any(queryset: Any) -> None:
-    """Refuses a query of which is asked whether it has a row, if the answer would be another. How
-    many groups or duplicates there are does not matter. Raises `ValueError`."""
+    """Refuses an `exists()` query if the answer would be another. How many groups or duplicates
+    there are does not matter. Raises `ValueError`."""
     if _leaves_out(queryset.query):
         check_rows(queryset)
 
@@ -85,7 +85,7 @@ def _check(query: Any, distinct: bool) -> None:
 
 
 def _parts_of_union(query: Any) -> Iterator[Any]:
-    """The parts of a `union` and its kin, with what Django selects of each."""
+    """The parts of a `union` and the like, with what Django selects of each."""
     for part in query.combined_queries:
         if query.selected is not None and part.selected is None:
             # Django does this before it compiles the part.
@@ -95,8 +95,8 @@ def _parts_of_union(query: Any) -> Iterator[Any]:
 
 
 def _columns_of_shard(query: Any) -> set[tuple[int, bool]] | None:
-    """The columns that say the shard in each row, counted from 0, each with whether it is a key;
-    None for whole rows, which have their ID where others of their kind have it."""
+    """The columns that identify the shard in each row, counted from 0, each with whether it is a
+    key; None for whole rows, which have their ID where others of their kind have it."""
     if query.combinator:
         known = [
             columns
@@ -156,8 +156,8 @@ def _check_rows(query: Any, distinct: bool) -> None:
 
 
 def _say_the_shard(query: Any, expressions: Iterable[Any]) -> bool:
-    """Whether one of these is a column that says the shard in each row: what is computed from it
-    does not."""
+    """Whether one of these is a column that identifies the shard in each row: an expression over
+    such a column does not count."""
     found = (one.source if isinstance(one, Ref) else one for one in expressions)
     return any(
         isinstance(one, Col)
@@ -180,14 +180,14 @@ def _is_asked_for(column: Any, node: Any, negated: bool = False) -> bool:
 
 
 def says_it_in_each_row(field: Any) -> bool:
-    """Whether a field says the shard, and in each row: those without a reference are on all
+    """Whether a field identifies the shard, and in each row: those without a reference are on all
     shards."""
     return says_the_shard(field) and not field.null
 
 
 def by_pk(queryset: Any) -> Callable[[Any], Any]:
-    """Gets the ID from a row of a query. Raises `ValueError` if it has none, or one that says no
-    shard."""
+    """Gets the ID from a row of a query. Raises `ValueError` if it has none, or one that identifies
+    no shard."""
     pk = queryset.model._meta.pk
     if not has_shard_id(queryset.model):
         raise ValueError(

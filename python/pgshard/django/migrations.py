@@ -29,14 +29,14 @@ NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
 """The names of files with shard migrations."""
 _COMMENT = re.compile(r"--.*")
 _MADE_BY = re.compile(r"^-- By Django (?P<django>[\d.]+), from SQL (?P<sum>[0-9a-f]{16})\.$", re.M)
-"""The line of a file that tells what it was made of."""
+"""The line of a file that records what it was made from."""
 
 Key = tuple[str, str]
 """The application's label and the name of one of its migrations, or models."""
 
 
 class CannotMake(Exception):
-    """A migration that cannot become a file for all shards. The text says what to do instead."""
+    """A migration that cannot become a file for all shards. The text has what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class File:
 
     def differs(self, path: Path) -> bool:
         """Whether the migration would make other SQL now than when this file of it was written. A
-        file may be edited, so its own text says nothing; and another version of Django may make
-        other SQL of the same migration."""
+        file may be edited, so its own text proves nothing; and another version of Django may make
+        other SQL from the same migration."""
         made, there = (_MADE_BY.search(text) for text in (self.text, path.read_text("utf-8")))
         if made is None or there is None or made.group("django") != there.group("django"):
             return False
@@ -76,7 +76,7 @@ def _namespaced() -> Iterator[None]:
 
 
 class _Schema:
-    """Stands in for the connection's schema while templates are made."""
+    """Replaces the connection's schema while templates are made."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -236,7 +236,7 @@ class _Loader(MigrationLoader):
 
     @property
     def applied_migrations(self) -> dict[Key, Any]:
-        """Django asks whether what a squashed migration replaces is in it."""
+        """Django checks whether what a squashed migration replaces is in it."""
         return self._applied
 
     @applied_migrations.setter
@@ -267,7 +267,7 @@ def _names(keys: Iterable[Key]) -> str:
 
 
 def _says_sharded(operation: Any) -> bool:
-    """Whether an operation says that it is for the shards, although no model does."""
+    """Whether an operation is marked as being for the shards, although no model is."""
     if isinstance(operation, migrations.SeparateDatabaseAndState):
         return any(_says_sharded(one) for one in operation.database_operations)
     return isinstance(operation, migrations.RunSQL) and bool(operation.hints.get("sharded"))
@@ -317,7 +317,7 @@ def _file(label: str, name: str, part: int, statements: list[str], directive: st
 def key_checks(app: str | None) -> Iterator[File]:
     """For each sharded model with a key, the constraint by which a shard refuses rows of the keys
     of other shards. It is added without a look at the rows, which a second file validates: so the
-    table is not locked meanwhile."""
+    table is not locked during the validation."""
     shards = cluster().shards
     for model in apps.get_models():
         meta = model._meta
@@ -356,8 +356,10 @@ def _ended(statement: str) -> str:
 
 
 def _done(label: str, name: str, replaced: list[Key]) -> File:
-    """The file of a squashed migration whose work was done by others. It keeps the name when the
-    migration no longer says what it replaces. `pgshard` wants a statement that names the shard."""
+    """The file of a squashed migration if the files of the replaced migrations have done its work.
+    It keeps the name when the migration no longer has `replaces`. `pgshard` wants a statement that
+    names the shard.
+    """
     source = (
         f"-- Made by `manage.py shards makesql` of {label}.{name}, which replaces"
         f" {_names(replaced)}.\n"
@@ -385,7 +387,7 @@ def _concerns_shards(operation: Any, label: str, before: Any, after: Any, has_mo
     operation cannot become SQL.
 
     `has_models`: whether the application ever has sharded models. Without them, an operation must
-    say that it is for shards.
+    be marked as being for shards.
     """
     where = f"{label}: {operation.describe()}"
     if not has_models and not _says_sharded(operation):

@@ -30,7 +30,8 @@ class Misplaced(NamedTuple):
 
 
 class Progress:
-    """How far a check has come, for each model and shard. With a file it can be ended and go on."""
+    """How far a check has come, for each model and shard. With a file it can be stopped and
+    continued."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

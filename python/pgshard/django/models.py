@@ -25,7 +25,7 @@ lookups.change_django()
 
 
 class ShardedModel(models.Model):
-    """A model whose rows are in the shards. Give it a key, a `ShardKeyField`, `ShardKeyForeignKey`
+    """A model with its rows in the shards. Give it a key, a `ShardKeyField`, `ShardKeyForeignKey`
     or `ShardKeyOneToOneField`; the shard makes its ID.
 
     class Photo(ShardedModel):
@@ -171,8 +171,8 @@ class ShardedModel(models.Model):
     delete.alters_data = True  # type: ignore[attr-defined]
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
-        """The same as Django's `get_next_by_made_at()` and its kin, on the shard that the lookups
-        name. Django would ask the shard of this row, and the next one may be on any."""
+        """The same as Django's `get_next_by_made_at()` and the like, on the shard that the lookups
+        name. Django would query the shard of this row, and the next one may be on any."""
         rows = type(self)._default_manager.filter(**kwargs)
         try:
             where = rows.db

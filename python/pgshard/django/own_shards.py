@@ -33,8 +33,8 @@ class _Cluster(Protocol):
 
 class OwnShards:
     """The shards of the keys that were met. A new key gets the shard that it would have anyway, or
-    if another key has that, the one whose keys were not used for the longest time. So two keys
-    share a shard only if more keys are in use at a time than there are shards."""
+    if another key has that, the one with the keys that were not used for the longest time. So two
+    keys share a shard only if more keys are in use at a time than there are shards."""
 
     def __init__(self, cluster: _Cluster) -> None:
         self._cluster = cluster

@@ -37,7 +37,7 @@ def check_part(query: Any, outer: Any, where: str, chosen: str | None) -> None:
         getattr(query, "pgshard_several", False)
         or getattr(query, "pgshard_alternative", where) != where
     ):
-        return  # The compiler refuses it, and says which shards it names.
+        return  # The compiler refuses it, and reports which shards it names.
     parts = query.combined_queries or (query,)
     if not (_is_compared(query, parts, outer) or all(_is_tied(part.where, part) for part in parts)):
         name = next(iter({**key_names(query.model), **placed_names(query.model)}))

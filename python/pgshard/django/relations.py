@@ -35,7 +35,7 @@ _VALIDATE = ForeignKey.validate
 def managers(original: Any) -> Any:
     """Changes the managers of related objects that this function makes: they are on a shard from
     the beginning, and a call of several statements is run again, all of it, if the shard moves
-    meanwhile."""
+    during it."""
 
     def make(superclass: Any, rel: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(superclass, rel, *args, **kwargs)
@@ -74,7 +74,7 @@ def managers(original: Any) -> Any:
             with following(rel.field):
                 found = filtered(self, queryset)
                 if found._db is None:
-                    # As a part of another query it must say where it is.
+                    # As a part of another query it must have its shard.
                     found._db = router.db_for_read(self.model, instance=self.instance)
                     found._query.pgshard_alias = found._db
             return found
@@ -107,7 +107,7 @@ def _with_key(
     if name == "create":
         more.update(_missing(key, more))
         return values
-    # The key of a row that is there already says nothing else, so it is not looked for.
+    # The key of an existing row adds nothing to the lookups, so it is not looked for.
     which = "create_defaults" if name == "update_or_create" else "defaults"
     at = 1 if name == "update_or_create" else 0
     given = values[at] if len(values) > at else more.get(which)
@@ -217,7 +217,7 @@ def _of_id(id: Any) -> str:
 
 
 def _validate(self: Any, value: Any, model_instance: Any) -> None:
-    """Checks a reference of a model that is not sharded, which says nothing about where the row is:
+    """Checks a reference of a model that is not sharded, which does not determine the row's shard:
     the ID does. `full_clean` and forms call this."""
     where = None
     if (

@@ -87,7 +87,7 @@ def alias_of_instance(instance: Any) -> str | None:
 
     Raises `WrongShard` if the two disagree.
     """
-    # Not type(): `request.user` is an object that stands for another.
+    # Not type(): `request.user` is a lazy object that wraps another.
     model = instance.__class__
     keys, id_name, references, _ = rules(model)
     found: str | None = None
@@ -127,8 +127,8 @@ def where_of(instance: Any) -> str | None:
 
 
 def _places_of_related(instance: Any) -> Iterator[tuple[str, str]]:
-    """The names of the fields whose objects are in shards, as this object holds them, and these
-    shards. What is not saved yet is nowhere."""
+    """The names of the fields with related objects in shards, as this object holds them, and these
+    shards. An object that is not saved yet is nowhere."""
     cached = instance._state.fields_cache
     for field in rules(instance.__class__).relations if cached else ():
         other = cached.get(field.cache_name)
@@ -144,8 +144,8 @@ def _places_of_related(instance: Any) -> Iterator[tuple[str, str]]:
 
 def is_of_one_shard(target: Any, model: Any) -> bool:
     """Whether a row of `model` that refers to one of `target` by a `GenericForeignKey` must be on
-    its shard: the ID does not say which that is, or a `GenericRelation` leads back, and would only
-    look there."""
+    its shard: the ID does not identify that shard, or a `GenericRelation` leads back, and would
+    only look there."""
     return is_sharded(target) and (
         not pk_says_shard(target)
         or any(
@@ -186,7 +186,7 @@ def check_objects(values: Iterable[Any], using: str) -> None:
 def _loaded(instance: Any, model: Any, name: str) -> Any:
     """The value of an object's attribute; None if it was left out of the query that read the
     object, which looks for it by what this is about to find out."""
-    # An object that stands for another has no values of its own.
+    # A lazy object that wraps another has no values of its own.
     return instance.__dict__.get(name) if type(instance) is model else getattr(instance, name)
 
 
@@ -274,8 +274,8 @@ class ShardRouter:
 
     def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
         """Allows a relation if only one of the two objects is sharded: then no constraint connects
-        them. Of what is not saved yet, saving says whether it is where it belongs. Raises
-        `WrongShard` for rows of two shards."""
+        them. For an object that is not saved yet, saving checks whether it is where it belongs.
+        Raises `WrongShard` for rows of two shards."""
         if is_sharded(first.__class__) != is_sharded(second.__class__):
             return True
         if not is_sharded(first.__class__):
@@ -296,8 +296,8 @@ class ShardRouter:
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
     ) -> bool | None:
-        """Sharded models are migrated on shards only, other models on databases only. SQL says by a
-        hint what it is."""
+        """Sharded models are migrated on shards only, other models on databases only. For SQL, a
+        hint decides."""
         sharded, model = hints.get("sharded"), hints.get("model")
         if sharded is None and model is None and model_name is not None:
             try:
@@ -344,8 +344,8 @@ class ShardRouter:
                     else alias_of_owner(model, _followed.get(), instance)
                 )
                 if there is None and what == "write":
-                    # For `photo.category = category` Django asks where the photo will be. That is
-                    # decided when the photo is saved.
+                    # For `photo.category = category` Django queries the router for the photo's
+                    # database. That is decided when the photo is saved.
                     return None
             if there is not None:
                 return there
@@ -353,8 +353,8 @@ class ShardRouter:
 
 
 def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
-    """The shard of the rows whose field `relation` refers to an object that is not sharded, if that
-    field is their key: `user.photos`."""
+    """The shard of the rows in which field `relation` refers to an object that is not sharded, if
+    that field is their key: `user.photos`."""
     if relation not in key_fields(model) or not isinstance(instance, relation.remote_field.model):
         return None
     return alias_of_key(getattr(instance, relation.target_field.attname))
@@ -362,9 +362,8 @@ def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
 
 @contextmanager
 def following(relation: Any) -> Iterator[None]:
-    """Within it, the router knows that Django asks for the rows whose field this is. Django itself
-    names only the object that they belong to, and an object may be the key of a row or anything
-    else to it."""
+    """Within it, the router knows that Django queries rows by this field. Django itself names only
+    the object that they belong to, and an object may be the key of a row or anything else to it."""
     token = _followed.set(relation)
     try:
         yield
@@ -404,8 +403,8 @@ def shard_of(key: Any) -> Iterator[str]:
 
 
 def chosen() -> str | None:
-    """The alias of the shard to which `shard_of` and its kin have what names none go; None outside
-    of them."""
+    """The alias of the shard to which `shard_of` and the like send queries that name none; None
+    outside of them."""
     choice = _chosen.get()
     return None if choice is None else choice.where
 
@@ -466,7 +465,7 @@ def wait_out(recovery: Recovery, moved: Any) -> None:
 
 def run_in_shard(key: Any, work: Callable[[], T]) -> T:
     """Runs `work` in a transaction on the key's shard, and runs all of it again if the shard moves
-    meanwhile.
+    during it.
 
     Within it, sharded models need not name a shard, and `transaction.atomic()`, `on_commit(hook)`
     and the like are of this transaction. Effects outside of it may happen twice; a hook runs once.

@@ -1,4 +1,4 @@
-"""Which models are sharded, and the names of their keys. Their fields tell, because a model in a
+"""Which models are sharded, and the names of their keys. Their fields show it, because a model in a
 migration has no base classes."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .fields import (
 
 KEYS = (ShardKeyField, ShardKeyForeignKey, ShardKeyOneToOneField)
 OBJECT = object()
-"""In the place of a key's field: only an object of the model says which shard, and no value."""
+"""In the place of a key's field: only an object of the model identifies the shard, and no value."""
 
 
 def is_sharded(model: Any) -> bool:
@@ -31,7 +31,7 @@ def is_sharded(model: Any) -> bool:
     known = model.__dict__.get("_pgshard_sharded")
     if known is None:
         if not isinstance(model, ModelBase):
-            return False  # Django's cache in a database asks routers about a class of its own.
+            return False  # Django's cache in a database calls routers with a class of its own.
         known = _is_sharded(model)
         if _is_complete(model):
             model._pgshard_sharded = known
@@ -86,8 +86,8 @@ def key_names(model: Any) -> dict[str, Any]:
 
 
 def shard_names(model: Any) -> dict[str, Any]:
-    """The names in a query that can say the shard: those of the key with their fields, and those of
-    the ID with None."""
+    """The names in a query that can identify the shard: those of the key with their fields, and
+    those of the ID with None."""
     found: dict[str, Any] | None = model.__dict__.get("_pgshard_names")
     if found is None:
         pk = model._meta.pk
@@ -117,8 +117,8 @@ def placed_names(model: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
-    """The conditions of a query that can say the shard, such as `user__pk` or `id__in`: for each
-    the key's field, or None for the ID, and whether its value is a list."""
+    """The conditions of a query that can identify the shard, such as `user__pk` or `id__in`: for
+    each the key's field, or None for the ID, and whether its value is a list."""
     found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_conditions")
     if found is None:
         found = {}
@@ -131,9 +131,9 @@ def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def reference_condition(model: Any, name: str) -> tuple[Any, bool] | None:
-    """What a condition says that names the shard by a row of another model, which is on the same
-    shard, such as `album`, `tags__in` or `album__owner__user`: what `shard_conditions` has; None if
-    it says nothing."""
+    """The meaning of a condition that names the shard by a row of another model, which is on the
+    same shard, such as `album`, `tags__in` or `album__owner__user`: in the form of
+    `shard_conditions`; None if it names no shard."""
     conditions, targets = _references(model)
     found = conditions.get(name)
     first, _, rest = name.partition(LOOKUP_SEP)
@@ -152,7 +152,7 @@ def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]
     found: dict[str, tuple[Any, bool]] = {}
     targets: dict[str, Any] = {}
     ready = model._meta.apps.models_ready
-    # Before all models are known Django cannot say which refer to this one.
+    # Before all models are known Django does not know which refer to this one.
     for field in (
         model._meta.get_fields() if ready else (*model._meta.fields, *model._meta.many_to_many)
     ):
@@ -179,7 +179,7 @@ def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]
 
 def _key_of_reference(field: Any, target: Any) -> Any:
     """What `shard_conditions` has for the values of a relation to a sharded model. `OBJECT`, if
-    they are numbers that each shard has: only an object says where it is."""
+    they are numbers that each shard has: only an object identifies its shard."""
     held = getattr(field, "target_field", None) or target._meta.pk
     if isinstance(held, KEYS):
         return held
@@ -197,7 +197,7 @@ def says_where_it_is(relation: Any) -> bool:
 
 
 def _names_of_target(field: Any) -> tuple[str, ...]:
-    """The names after a key's that ask for what it holds, such as the `pk` of `user__pk`."""
+    """The lookups after a key's name that address its value, such as the `pk` of `user__pk`."""
     target = field.target_field if field is not None and field.remote_field is not None else None
     return (
         ("pk", "id") if target is None else (target.name, *(("pk",) if target.primary_key else ()))
@@ -205,7 +205,7 @@ def _names_of_target(field: Any) -> tuple[str, ...]:
 
 
 def has_shard_id(model: Any) -> bool:
-    """Whether a shard made the primary key, so that it says which shard."""
+    """Whether a shard made the primary key, so that it identifies the shard."""
     found: bool | None = model.__dict__.get("_pgshard_id")
     if found is None:
         found = model._pgshard_id = isinstance(_root_pk(model), ShardedBigAutoField)
@@ -238,8 +238,8 @@ def says_the_shard(field: Any) -> bool:
 
 
 class Rules(NamedTuple):
-    """The attributes that say where the objects of a model belong. Each write needs them, so they
-    are kept for each model."""
+    """The attributes that determine where the objects of a model belong. Each write needs them, so
+    they are kept for each model."""
 
     keys: tuple[tuple[str, Any], ...]
     """The attributes that hold the key, each with its field."""

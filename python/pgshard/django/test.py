@@ -53,7 +53,7 @@ class TestShards:
     keep: bool
     shards: int
     databases: Any
-    """The databases that tests might use before, unless they said otherwise."""
+    """The databases that tests might use before, unless they specified otherwise."""
 
 
 def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestShards:
@@ -122,7 +122,7 @@ def end(made: TestShards) -> None:
 
 def use(path: Path) -> None:
     """Makes this process's aliases lead to the shards of a test config. Tests may use them, unless
-    a test says otherwise."""
+    a test specifies otherwise."""
     pools.close_all()
     state.cluster = Cluster(Config.load(path), cluster().options, in_tests=True)
     state.visible = tuple(alias(shard) for shard in range(state.cluster.config.shards))
@@ -131,7 +131,8 @@ def use(path: Path) -> None:
 
 
 def use_copy(number: int) -> None:
-    """For a process that runs tests beside others: makes the aliases lead to a copy of its own."""
+    """For a process that runs tests in parallel with others: makes the aliases lead to a copy of
+    its own."""
     path = Path(os.environ[TEST_CONFIG]).with_name(f"pgshard-{number}.toml")
     if cluster().config.path != path:
         use(path)
@@ -264,7 +265,7 @@ def _keys() -> Iterator[Any]:
 
 def _drop(server: psycopg.Connection[Any], names: list[str]) -> None:
     # DROP … WITH (FORCE) fails while autovacuum works there, because only a superuser may end that.
-    # Without FORCE the server ends it by itself, and waits five seconds until everybody has left.
+    # Without FORCE the server ends it by itself, and waits five seconds for all sessions to end.
     ours = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename ="
         " current_user"

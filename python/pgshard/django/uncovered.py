@@ -66,7 +66,7 @@ def _others(using: str) -> Iterator[str]:
 
 def check_covered(using: str) -> None:
     """Reports a write to a shard in autocommit within a transaction of another database. Raises
-    `TransactionManagementError` if the setting says so."""
+    `TransactionManagementError` if the setting requires it."""
     if shard_of_alias(using) is None:
         return
     if getattr(settings, SETTING, WARN) == ALLOW:
@@ -86,7 +86,7 @@ def check_covered(using: str) -> None:
 
 
 def _report(message: str) -> None:
-    """Warns, or raises `TransactionManagementError`, as the setting says."""
+    """Warns, or raises `TransactionManagementError`, depending on the setting."""
     how = getattr(settings, SETTING, WARN)
     if how == ERROR:
         raise TransactionManagementError(message)

@@ -1,4 +1,4 @@
-"""How Django's transactions tell that no database was named. A bare `@transaction.atomic` names
+"""How Django's transactions find out that no database was named. A bare `@transaction.atomic` names
 `default`, as if the application had done so."""
 
 from __future__ import annotations

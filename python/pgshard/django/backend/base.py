@@ -113,7 +113,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     # connections
 
     def connection_options(self) -> dict[str, Any]:
-        """Arguments for new connections to a host, besides those from the config."""
+        """Arguments for new connections to a host, in addition to those from the config."""
         params: dict[str, Any] = super().get_connection_params()
         for key in ("dbname", "user", "password", "host", "port"):
             params.pop(key, None)
@@ -129,7 +129,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             connection.isolation_level = IsolationLevel(level)
 
     def _configure_role(self, connection: Connection) -> bool:
-        """The same as Django's, which would ask this object's connection how to quote the name: the
+        """The same as Django's, which would need this object's connection to quote the name: the
         one that is being opened."""
         role = self.settings_dict["OPTIONS"].get("assume_role")
         if role:
@@ -188,7 +188,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _is_attached(self) -> bool:
         """Whether it has the thread's connection to the host where the shard is now, and the end of
-        that connection has not been noticed. Asked before each statement."""
+        that connection has not been noticed. Called before each statement."""
         connection = self.connection
         if connection is None or self._own is not None:
             return False
@@ -223,9 +223,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return bool(super().get_autocommit())
 
     def set_autocommit(self, autocommit: bool, *args: Any, **kwargs: Any) -> None:
-        """The same as Django's. At the end of a transaction whose connection is gone it opens no
-        other: that could fail, and the error would take the place of the one that says what became
-        of the transaction."""
+        """The same as Django's. At the end of a transaction with a lost connection it opens no
+        other: that could fail, and the error would take the place of the one that reports the
+        outcome of the transaction."""
         if autocommit and self.connection is None:
             deferred = self._is_deferred()
             self._own, self.autocommit = None, True
@@ -328,7 +328,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def is_usable(self) -> bool:
         """Whether the connection takes statements and its end has not been noticed. Django's tests
-        ask this after each test."""
+        call this after each test."""
         return self.connection is not None and is_alive(self.connection) and not self.has_failed()
 
     def close_if_health_check_failed(self) -> None:
@@ -482,9 +482,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         began: float,
         repeatable: bool,
     ) -> tuple[bool, Any]:
-        """Runs a statement that a signpost would answer without an error, and asks the host whether
-        it served the shard. The first value is False if it did not, no effect of the statement
-        stays, and the statement is worth another try.
+        """Runs a statement that a signpost would answer without an error, and finds out from the
+        host whether it served the shard. The first value is False if it did not, no effect of the
+        statement stays, and the statement is worth another try.
         """
         repeatable = repeatable and may_repeat(sql) and not _several(sql)
         if self._own is not None or cursor.stream is not None or not repeatable:
@@ -548,7 +548,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _refuse(self, how: MoveSignal, began: float, error: BaseException | None) -> None:
         """Raises `ShardMoved`, unless the error or the answer is the application's own. Raises
-        `InDoubt` if nobody can say that, and something of the statement may stay."""
+        `InDoubt` if that cannot be known, and something of the statement may stay."""
         since = self._began if self._own is not None else began
         try:
             with translate_errors():
@@ -556,7 +556,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     return
         except OperationalError as unknown:
             if self._own is not None:
-                self.ended = unknown  # Whoever catches this does not commit what nobody knows.
+                self.ended = unknown  # Code that catches this must not commit an unknown state.
                 raise
             self.kept += 1
             raise InDoubt(
@@ -582,7 +582,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         raise moved from error
 
     def _lost(self, cursor: Any, error: DatabaseError) -> None:
-        """If the error is that of a lost connection, raises one that says what became of the
+        """If the error is that of a lost connection, raises one that reports the outcome of the
         statement."""
         if not is_lost(error.__cause__, cursor.cursor.connection):
             return
@@ -616,7 +616,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             if connection.pgconn.transaction_status == TransactionStatus.IDLE:
                 return is_standby(connection)
             # Behind a pooler the server may be another one by now. The transaction has failed, so
-            # it cannot ask.
+            # it cannot query that.
             return cluster().recovery_context.questions(self._place.host).control.run(is_standby)
         except (psycopg.Error, core.PgshardError):
             return False
@@ -729,7 +729,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _commit(self) -> None:
         if self.ended is not None:
-            # The application went on after the error was raised. Nothing of the transaction may
+            # The application continued after the error was raised. Nothing of the transaction may
             # count as done.
             ended = self.ended
             self._rollback()
@@ -789,8 +789,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         )
 
     def will_roll_back(self) -> bool:
-        """Whether the end of the transaction, or of its innermost savepoint, will be a rollback, of
-        which Django says nothing."""
+        """Whether the end of the transaction, or of its innermost savepoint, will be a rollback
+        that Django does not announce."""
         return self.needs_rollback or self.closed_in_transaction or self.has_failed()
 
     def _savepoint(self, sid: str) -> None:

@@ -66,8 +66,8 @@ class _Qualified:
         return parts, params
 
     def _extra(self, part: str) -> str:
-        """A part of FROM. It gets the schema if it comes from `extra(tables=…)`, whose tables
-        Django adds as they are."""
+        """A part of FROM. It gets the schema if it comes from `extra(tables=…)`, because Django
+        adds those tables as they are."""
         if not part.startswith(", "):
             return part
         self._known(part[2:].strip('"'))
@@ -102,8 +102,8 @@ class _Qualified:
         )
 
     def _known(self, table: str) -> None:
-        """Refuses the table of a model that is not in the shards. The server would only say that it
-        does not exist."""
+        """Refuses the table of a model that is not in the shards. The server would only report that
+        it does not exist."""
         model = unsharded_tables().get(table)
         if model is not None:
             raise WrongShard(
@@ -131,7 +131,7 @@ class SQLInsertCompiler(_Qualified, _Insert):
         table, schema = self.query.model._meta.db_table, self.connection.quoted_schema
         self._known(table)
         if is_sharded(self.query.model):
-            # Each way to make a row comes here, also those that ask no model and no manager of
+            # Each way to make a row comes here, also those that use no model and no manager of
             # shards.
             for one in self.query.objs:
                 check_instance(one, self.connection.alias)

@@ -129,8 +129,8 @@ class _Moving:
             self.end_stream()
 
     def end_stream(self) -> None:
-        """Called when whoever opened a server-side cursor outside of transactions has dropped it:
-        closes its connection if it is open."""
+        """Called when a server-side cursor outside of transactions was dropped by the code that
+        opened it: closes its connection if it is open."""
         stream = self._take_stream()
         if stream is not None:
             self.db.stream_ended(*stream, discard=True)

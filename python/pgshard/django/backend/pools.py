@@ -103,8 +103,8 @@ def check_tests() -> None:
 
 
 def pool(name: str, wrapper: Any) -> Pool:
-    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`,
-    and `ImproperlyConfigured` if tests would reach a real shard."""
+    """The pool of a host. `wrapper` configures connections as Django wants them. Raises
+    `UnknownHost`, and `ImproperlyConfigured` if tests would reach a real shard."""
     current = cluster()
     found = _pools.by_host.get(name) if _pools.cluster is current else None
     if found is not None:
@@ -199,9 +199,9 @@ def _forget(mine: Slots, keep: int, but: str | None = None) -> None:
 
 
 def _after_fork() -> None:
-    # The sockets belong to the parent, so they are neither closed nor used here. Whatever refers to
-    # them must not be collected, because closing them would tell the server that the parent's
-    # sessions end.
+    # The sockets belong to the parent, so they are neither closed nor used here. What refers to
+    # them must not be collected, because closing them would end the parent's sessions at the
+    # server.
     global _pools
     mine = getattr(_held, "slots", None)
     wrappers = [

@@ -13,7 +13,7 @@ import psycopg
 from django.db.backends.postgresql import base as postgresql
 
 HOLE = "\0"
-"""Stands for the schema. No SQL contains this character, because it would end there for the
+"""Takes the place of the schema. No SQL contains this character, because it would end there for the
 server."""
 
 # Names that psycopg does not promise: without them each text is read by itself.
@@ -40,7 +40,7 @@ class OnceCursor(postgresql.Cursor):
     """Django's cursor, which keeps what psycopg reads in a text for all shards."""
 
     schema: str | None = None
-    """The schema's name. It is put back where it stood, with quotes around it or without."""
+    """The schema's name. It is put back where it was, with quotes around it or without."""
 
     def _convert_query(self, query: Any, params: Any = None) -> Any:
         schema = self.schema

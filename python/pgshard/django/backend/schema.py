@@ -11,8 +11,8 @@ from django.db.backends.postgresql.schema import DatabaseSchemaEditor
 from django.db.backends.utils import split_identifier
 
 SCHEMA = "pgshard_schema_of_this_shard"
-"""Stands for {shard} while Django makes SQL, so that a {shard} in the application's own text can be
-distinguished."""
+"""Takes the place of {shard} while Django makes SQL, so that a {shard} in the application's own
+text can be distinguished."""
 
 _FOUND = re.compile(r'"(pgshard_found_\d+)"')
 
@@ -56,7 +56,7 @@ def refuse(alias: str) -> NoReturn:
 
 
 class TemplateSchemaEditor(DatabaseSchemaEditor):
-    """Collects SQL for all shards, and asks no database. Table names already have `SCHEMA`; this
+    """Collects SQL for all shards, and queries no database. Table names already have `SCHEMA`; this
     class adds it to the other names."""
 
     sql_delete_index = f'DROP INDEX IF EXISTS "{SCHEMA}".%(name)s'

@@ -1,5 +1,5 @@
-"""Generic references to rows of shards: content types are in the default database, and an ID says
-where its row is."""
+"""Generic references to rows of shards: content types are in the default database, and an ID
+identifies its row's shard."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Rows(list[Any]):
 
 
 def install() -> None:
-    """Makes Django's content types go by this. Django asks for them, and for what they refer to, in
-    the database of the object at the other end."""
+    """Makes Django's content types follow this. Django looks for them, and for what they refer to,
+    in the database of the object at the other end."""
     if ContentTypeManager.db_manager.__module__ == __name__:
         return  # Tests load the applications again.
     of_database, of_one, of_all = (
@@ -43,7 +43,8 @@ def install() -> None:
 
     def get_object_for_this_type(self: Any, using: str | None = None, **kwargs: Any) -> Any:
         model, of_shard = self.model_class(), shard_of_alias(using) is not None
-        # A row whose primary key says no shard is on that of the row that refers to it.
+        # A row with a primary key that identifies no shard is on the shard of the row that refers
+        # to it.
         elsewhere = pk_says_shard(model) or not of_shard if is_sharded(model) else of_shard
         return of_one(self, None if elsewhere else using, **kwargs)
 
@@ -73,7 +74,7 @@ def install() -> None:
         set_object(self, instance, value)
 
     def prefetched(self: Any, instances: Any, querysets: Any) -> Any:
-        """What Django gives. It asks for the database of each query set of a `GenericPrefetch`
+        """What Django returns. It looks up the database of each query set of a `GenericPrefetch`
         first, so it gets them for the objects of one shard after those of another."""
         if not any(is_sharded(one.model) and one._db is None for one in querysets or ()):
             return prefetch(self, instances, querysets)
@@ -124,7 +125,7 @@ def install() -> None:
 
 
 def _needs_shard(value: Any) -> bool:
-    """Whether an object is in the shards, and its primary key does not say in which."""
+    """Whether an object is in the shards, and its primary key does not identify the shard."""
     model = value.__class__
     return value is not None and is_sharded(model) and not pk_says_shard(model)
 

@@ -55,7 +55,7 @@ class ShardIdField(serializers.Field):
 
 
 class ShardedModelSerializer(serializers.ModelSerializer):
-    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models."""
+    """A `ModelSerializer` with IDs as texts, including those of references to sharded models."""
 
     serializer_field_mapping = {
         **serializers.ModelSerializer.serializer_field_mapping,

@@ -1,5 +1,5 @@
-"""Django's `migrate`. For sharded models it only changes Django's own record, so it then says what
-the shards lack."""
+"""Django's `migrate`. For sharded models it only changes Django's own record, so it then reports
+what the shards lack."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _files() -> list[str]:
 
 
 def _errors(stderr: str) -> str:
-    """The errors among what a command says, a JSON object a line."""
+    """The errors in a command's output, one JSON object a line."""
     said = []
     for line in stderr.splitlines():
         try:
