@@ -1,6 +1,6 @@
-//! What applications write (calls as they come to mind, streams, other crates), and what they are
-//! told. A binary of its own, since it is the one that a change of the library's face needs, and is
-//! small.
+//! What applications write (calls as they come to mind, streams, other crates), and the errors that
+//! they get. It is a small binary of its own, since it is the one to run after a change of the
+//! library's API.
 #![allow(
     dead_code,
     unused_imports,

@@ -1,4 +1,4 @@
-//! What an application writes without thinking compiles, and does what it says.
+//! What an application writes without thinking compiles, and does what it reads like.
 
 // A text that is borrowed without need is one of those things.
 #![allow(clippy::needless_borrows_for_generic_args)]

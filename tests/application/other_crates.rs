@@ -1,4 +1,5 @@
-//! The examples of docs/with-other-crates.md: they compile, and do on a server what they say.
+//! The examples of docs/with-other-crates.md: they compile, and do on a server what the page
+//! describes.
 
 use std::time::Duration;
 
@@ -100,7 +101,7 @@ on_each_version! {
         assert_eq!(by_another_crate(&router, 1, 9).await.unwrap(), 1);
         assert_eq!(shards.titles(0, 1).await, ["Brno"]);
         assert_eq!(count(&router.by_key(1)).await.unwrap(), 1);
-        // Its own mistake is told, and leaves nothing.
+        // Its own mistake is returned, and leaves nothing.
         let failed = router.by_key(1).orm_transaction(async |tx| {
             rename(&*tx.client().await?, 9, "half")
                 .await
@@ -115,7 +116,7 @@ on_each_version! {
         assert_eq!(error.code().unwrap().code(), "22012", "{error}");
         assert!(error.is_application() && !error.may_have_run(), "{error:?}");
         assert_eq!(shards.titles(0, 1).await, ["Brno"]);
-        // An error that the closure does not tell commits nothing.
+        // If the closure hides an error, nothing is committed.
         let silent = router.by_key(1).orm_transaction(async |tx| {
             let client = tx.client().await?;
             let _ = client.execute("SELECT 1/0", &[]).await;

@@ -1,4 +1,4 @@
-//! Rows as they come: in bounded memory, with moves, and to whoever keeps the stream.
+//! Rows as they come: in bounded memory, during moves, and for any owner of the stream.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -26,8 +26,8 @@ async fn fill(shards: &Shards, number: u16, rows: i64) {
 }
 
 on_each_version! {
-    /// The server waits for its reader; the stream belongs to whoever has it; its connection goes
-    /// back with the last row.
+    /// The server waits for its reader; the stream is owned by the code that has it; its connection
+    /// goes back with the last row.
     async fn a_stream_owns_its_connection_and_holds_few_rows(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -104,7 +104,8 @@ on_each_version! {
         assert!(known[0].get::<_, bool>(0));
     }
 
-    /// A move before the first row is not seen. What ends a stream later says where it was.
+    /// A move before the first row is not seen. An error that ends a stream later contains where it
+    /// was.
     async fn a_stream_follows_its_shard_until_the_first_row(version) {
         let shards = Shards::start(version, 8).await;
         fill(&shards, 1, 1000).await;
@@ -505,8 +506,8 @@ on_each_version! {
         assert_eq!(rows.try_collect::<Vec<_>>().await.unwrap().len(), 8 * 600);
     }
 
-    /// All shards move while they are merged: each merge has each row once, in order, or says that
-    /// it may be tried again. One that has begun shows what was there then.
+    /// All shards move while they are merged: each merge has each row once, in order, or returns an
+    /// error that allows another try. One that has begun shows what was there then.
     async fn a_merge_of_streams_follows_moves(version) {
         let shards = Shards::start(version, 8).await;
         for number in 0..8 {

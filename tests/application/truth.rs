@@ -1,5 +1,5 @@
-//! What an error says is true: whether the statement has run, whether another try is safe, and what
-//! PostgreSQL said.
+//! What an error reports is true: whether the statement has run, whether another try is safe, and
+//! PostgreSQL's message.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,7 +62,7 @@ async fn settled(shards: &Shards) {
 }
 
 on_each_version! {
-    /// The rows are there, and the error does not say that they are not.
+    /// The rows are there, and the error does not claim that they are not.
     async fn an_error_about_the_answer_says_that_the_statement_has_run(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -216,7 +216,7 @@ on_each_version! {
                     shard
                         .transaction(async |tx| {
                             let error = tx.query(sql, params).await.unwrap_err();
-                            // The transaction goes on where nothing was sent.
+                            // The transaction continues if nothing was sent.
                             if error.code().is_none() {
                                 tx.query("SELECT 1", &[]).await?;
                             }
@@ -249,8 +249,8 @@ on_each_version! {
         }
     }
 
-    /// PostgreSQL's message with its SQLSTATE, the shard and the host are in the text, each once
-    /// where the causes are told too.
+    /// PostgreSQL's message with its SQLSTATE, the shard and the host are in the text, each once if
+    /// the causes are printed too.
     async fn the_text_of_an_error_says_what_postgresql_says(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();

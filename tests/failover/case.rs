@@ -67,7 +67,7 @@ pub(crate) enum Gap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Former {
     Gone,
-    /// It is frozen while its standby is promoted, then goes on.
+    /// It is frozen while its standby is promoted, then continues.
     Thawed,
     /// It is started again as it was.
     StartedAgain,
@@ -78,7 +78,7 @@ pub(crate) enum Former {
 /// What happens to the mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mover {
-    /// It survives the fail-over, and goes on.
+    /// It survives the fail-over, and continues.
     Lives,
     Dies,
 }
@@ -88,7 +88,7 @@ pub(crate) enum Mover {
 pub(crate) enum Names {
     /// The standby by its name.
     Standby,
-    /// `*`: whoever streams.
+    /// `*`: any standby that streams.
     Any,
 }
 
@@ -106,7 +106,7 @@ pub(crate) enum Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slots {
     None,
-    /// From 17 on: those that were made with `failover`, whose readers wait for the standby.
+    /// From 17 on: those that were made with `failover`; their readers wait for the standby.
     Synchronized,
 }
 

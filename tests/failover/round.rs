@@ -124,7 +124,7 @@ impl Round {
         .await;
     }
 
-    /// What the case says of standbys, and of the way to the hosts.
+    /// Sets up the case's standbys, and the way to the hosts.
     async fn set_up(&mut self) {
         for host in 0..2 {
             let client = self.world.servers.superuser(host).await;
@@ -361,7 +361,7 @@ impl Round {
                 .any(|code| matches!(*code, "two_primaries" | "former_primary"))
             {
                 self.stop_former();
-                // It records the later timeline, and may have more to say of a move that is decided
+                // It records the later timeline, and may report more about a move that is decided
                 // and not opened.
                 self.world.run(&["bootstrap"]).await;
             } else if let Some(id) = open.filter(|_| turn % 2 == 0) {

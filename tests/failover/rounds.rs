@@ -1,4 +1,4 @@
-//! Rounds that go on from seed to seed, until the minutes or the rounds are over.
+//! Rounds that continue from seed to seed, until the minutes or the rounds are over.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -36,8 +36,8 @@ fn asked() -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// Plays the rounds that the process is asked for, on 15 and 18 in turn where no version is named.
-/// A round fails if it panics.
+/// Plays the rounds that the arguments request, on 15 and 18 in turn if no version is named. A
+/// round fails if it panics.
 pub(crate) fn play<C, P>(help: &str, case_of: fn(u64, u32) -> C, round: fn(C) -> P) -> ExitCode
 where
     C: Display,

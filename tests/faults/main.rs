@@ -1,6 +1,6 @@
 //! Every fault at every place of an online move, and what is done about it; fifty moves back and
-//! forth; five hundred shards at once. Prints a line for each combination that fails, and a table
-//! of all. Arguments choose: `kill source target reset sleep`, `resume abort`, `15-18 18-15`,
+//! forth; five hundred shards in one move. Prints a line for each combination that fails, and a
+//! table of all. Arguments choose: `kill source target reset sleep`, `resume abort`, `15-18 18-15`,
 //! `to-and-fro`, `wave`, a failpoint's name in quotes; without arguments, everything runs.
 #![allow(
     dead_code,

@@ -173,7 +173,8 @@ on_each_version! {
             .await
             .ended(0);
         assert_eq!(counts(&world), pairs(&[("db1", 2), ("db2", 2)]));
-        // A move to db2 keeps old copies on db1: without db2 nobody could tell whether they may go.
+        // A move to db2 keeps old copies on db1: without db2 there is no way to find out whether
+        // they may go.
         let back = world.run(&["drain", "db2", "--yes"]).await;
         back.ended(0);
         let refused = world.run(&["host", "remove", "db2", "--yes"]).await;
@@ -184,8 +185,8 @@ on_each_version! {
         );
     }
 
-    /// A host that moves have left keeps old copies, and the new host keeps its log for their way
-    /// back: nothing would give that free once nobody knows the host any more.
+    /// After moves away from a host, it keeps old copies, and the new host keeps its WAL for their
+    /// rollback: nothing would release that once no process knows the host any more.
     async fn a_host_whose_way_back_holds_a_slot_is_not_removed(version) {
         let world = World::new(&[version, version], 2).await;
         let id = world
@@ -221,8 +222,8 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// Somebody moves a shard to the host while the operator is asked: it is there, or its move is
-    /// only claimed yet.
+    /// Another operator moves a shard to the host while the command waits for a confirmation: it is
+    /// there, or its move is only claimed yet.
     async fn a_host_that_gets_a_shard_is_not_forgotten(version) {
         let world = World::new(&[version, version, version], 6).await;
         world
@@ -271,7 +272,7 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// A move that was planned before somebody took its target out of the config does not begin: no
+    /// A move that was planned before its target was removed from the config does not begin: no
     /// router would know where the shard is.
     async fn a_host_that_is_removed_gets_no_shard(version) {
         let world = World::new(&[version, version, version], 6).await;
@@ -317,8 +318,8 @@ on_each_version! {
         }
     }
 
-    /// A move that somebody has held, and on which nobody works any more, is left alone: to finish
-    /// it would be to wait for whoever holds it.
+    /// A move on hold without a mover is left alone: finishing it would mean waiting for the
+    /// operator who holds it.
     async fn a_held_move_is_not_waited_for(version) {
         let world = World::new(&[version, version], 4).await;
         let moving = [
@@ -357,7 +358,8 @@ on_each_version! {
         assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 4)]));
     }
 
-    /// A run that fails after it has finished others' moves says what it has done, and ends with 8.
+    /// A run that fails after it has finished others' moves reports what it has done, and ends with
+    /// 8.
     async fn a_rebalance_that_fails_after_it_has_done_something(version) {
         let world = World::new(&[version, version], 4).await;
         let moving = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
@@ -383,8 +385,8 @@ on_each_version! {
         // Now there is nothing to finish.
         world.run(&args).await.ended(1);
 
-        // It finishes a move whose rows differ, since its mover loses a change: that is the worse
-        // news.
+        // It finishes a move with rows that differ, since its mover loses a change: that is the
+        // worse news.
         let moving = ["move", "1", "--to", "db2", "--mode", "online", "--yes"];
         world.run_until(&moving, "before swap=kill").await.ended(-9);
         let db1 = world.servers.app(0).await;
@@ -434,8 +436,8 @@ on_each_version! {
         assert!(of(0).is_some() != of(1).is_some(), "{plan}");
 
         let refused = world.run(&["drain", "db1", "--yes"]).await;
-        // Shard 7 is still on db2, so it does not stand in the way; shards 0 and 1 cannot both go
-        // where one of them is.
+        // Shard 7 is still on db2, so it does not prevent that; shards 0 and 1 cannot both go where
+        // one of them is.
         assert!(
             refused.ended(4).stderr.contains(
                 "no other host can take \
@@ -556,7 +558,7 @@ on_mixed_versions! {
         assert_eq!(listed["hosts"]["db3"]["shards"], 8);
     }
 
-    /// Killed in the middle of a wave, and interrupted in another: the same command goes on, from
+    /// Killed in the middle of a wave, and interrupted in another: the same command continues, from
     /// the state at that time.
     18: async fn a_rebalance_goes_on_after_a_kill_and_after_ctrl_c(version) {
         let world = World::new(&[version, other(version)], 12).await;

@@ -218,8 +218,8 @@ on_each_version! {
     }
 
     /// The clock of an ID is the server's (or a little ahead in a burst), its sequence counts, and
-    /// the sign flips where the format says. Before the epoch and after 41 bits there are no IDs,
-    /// only an error that says why.
+    /// the sign flips where the format defines it. Before the epoch and after 41 bits there are no
+    /// IDs, only an error with the reason.
     async fn ids_have_the_configs_format(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
@@ -542,7 +542,7 @@ on_each_version! {
         );
     }
 
-    /// Whatever a stale or edited map says, no shard is created that any host knows, or could know.
+    /// Even with a stale or edited map, no shard is created that any host knows, or could know.
     async fn never_a_second_copy(version) {
         let servers = TestCluster::start(version, 3);
         let mut request = request(&servers, 9, &[]);
@@ -651,7 +651,7 @@ on_each_version! {
         assert_eq!(said("db3", 1), "db1 serves it (epoch 1)");
 
         // A host that is down could know anything. Its shards, placed elsewhere, are not created;
-        // nor are new ones, unless somebody vouches for the host.
+        // nor are new ones, unless the operator passes `--assume-empty` for the host.
         servers
             .server(2)
             .stop(pgshard::dev::StopMode::Fast)
@@ -680,7 +680,7 @@ on_each_version! {
             "{codes:?}"
         );
 
-        // The first set-up of a cluster whose third server does not exist yet.
+        // The first set-up of a cluster with a third server that does not exist yet.
         let fresh = TestCluster::start(version, 1);
         let mut first = request.clone();
         first.hosts.truncate(1);

@@ -1,5 +1,5 @@
-//! The commands that need a config but no server: init, locate, map show; and what every command
-//! says about a bad config.
+//! The commands that need a config but no server: init, locate, map show; and the error of every
+//! command for a bad config.
 
 use std::fs;
 use std::process::Command;
@@ -54,8 +54,8 @@ fn init_writes_a_config_that_works() {
     assert_eq!(kept, written, "nothing is overwritten unasked");
 }
 
-/// What cannot be written whole, as on a full disk, leaves nothing behind: it would stand in the
-/// way of the next try. What was there before is still there.
+/// A file that cannot be written whole, as on a full disk, leaves nothing behind that would make
+/// the next try fail. What was there before is still there.
 #[test]
 fn nothing_is_left_of_what_cannot_be_written() {
     let folder = folder();

@@ -92,7 +92,7 @@ fn errors_are_objects() {
     }
 }
 
-/// The log is objects too: whoever reads stderr need not tell two forms apart.
+/// The log is objects too: a reader of stderr need not distinguish two forms.
 #[test]
 fn the_log_is_objects() {
     let folder = folder();

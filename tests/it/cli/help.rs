@@ -19,7 +19,7 @@ fn commands(folder: &Path) -> Vec<String> {
                 .trim()
                 .to_owned()
         })
-        // The one whose name has a hyphen of its own.
+        // The one with a hyphen in its own name.
         .map(|command| command.replace("json schema", "json-schema"))
         .collect();
     commands.sort();
@@ -97,7 +97,7 @@ fn help_at_every_width() {
     }
 }
 
-/// The first word of a line that goes on with the paragraph of the line before it.
+/// The first word of a line that continues the paragraph of the line before it.
 fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
     const TEXT: usize = 10;
     let indent = |line: &str| line.len() - line.trim_start().len();
@@ -108,7 +108,7 @@ fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
     if line.trim().is_empty() || heading || word == "-" || word.starts_with('[') {
         return None;
     }
-    // Prose stands at the margin, what an option means is far to the right of its name, or begins
+    // Prose is at the margin; the meaning of an option is far to the right of its name, or begins
     // on the next line.
     let prose = indent(line) == 0 && indent(next) == 0;
     let meaning =
@@ -123,7 +123,7 @@ fn no_command_is_a_mistake() {
     insta::assert_snapshot!(alone(&["lcoate", "--key", "1"]).shown());
 }
 
-/// `pgshard … | head` ends well and says nothing.
+/// `pgshard … | head` ends well and prints no error.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));

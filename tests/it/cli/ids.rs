@@ -157,7 +157,7 @@ fn mistakes_are_refused_by_name() {
             "--epoch",
             "2012-01-01",
         ],
-        // It is not said in which time zone the midnight is.
+        // The time zone of the midnight is not given.
         &[
             "id",
             "range",

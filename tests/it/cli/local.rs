@@ -1,5 +1,5 @@
-//! Another user of the operator's machine: he leaves a config in a folder where a command is run,
-//! or links, and waits for what a command writes.
+//! Another user of the operator's machine leaves a config in a folder where a command is run, or
+//! links, and waits for what a command writes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
@@ -8,11 +8,11 @@ use std::process::Command;
 
 use super::{folder, pgshard};
 
-/// Nobody's number.
+/// The ID of no user.
 const ANOTHER: u32 = 4_711_001;
 
-/// A config that whoever runs a command in this folder would take for his own: the password goes
-/// elsewhere.
+/// A config that an operator who runs a command in this folder would take for their own: the
+/// password goes elsewhere.
 fn config() -> &'static str {
     pgshard::config::template()
 }
@@ -21,7 +21,8 @@ fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Runs as root only, who alone can make files another's; says so otherwise.
+/// Whether the test runs as root: only root can give files to another user. Prints a note
+/// otherwise.
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -60,7 +61,7 @@ fn a_config_that_another_user_can_have_written_is_not_found() {
     if is_root() {
         lchown(&path, Some(ANOTHER), None).unwrap();
         refused("belongs to another user (uid 4711001)");
-        // By a link of his to what is ours, too: a command would write there.
+        // The same for the other user's link to a file of ours: a command would write there.
         let ours = folder.path().join("ours");
         fs::rename(&path, &ours).unwrap();
         lchown(&ours, Some(0), None).unwrap();
@@ -69,7 +70,7 @@ fn a_config_that_another_user_can_have_written_is_not_found() {
         lchown(&path, Some(ANOTHER), None).unwrap();
         refused("belongs to another user (uid 4711001)");
         assert_eq!(fs::read_to_string(&ours).unwrap(), config());
-        // Whoever became root by sudo uses what is his own.
+        // A user who became root by sudo can use their own files.
         let mut sudo = Command::new(env!("CARGO_BIN_EXE_pgshard"));
         sudo.args(["map", "show"])
             .current_dir(folder.path())

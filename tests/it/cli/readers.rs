@@ -19,7 +19,7 @@ version = 1
 db1 = "0-3"
 "#;
 
-/// How the command ends, and what it says on stderr, with this as its stdout.
+/// The exit code and stderr of the command, with this as its stdout.
 fn ends(folder: &Path, args: &[&str], stdout: Stdio) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
     command

@@ -1,5 +1,5 @@
-//! What the command says when something is wrong: the cause is named once, with the remedy; and
-//! whatever does not depend on it still works.
+//! The command's errors when something is wrong: the cause is named once, with the remedy; and
+//! everything that does not depend on it still works.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn a_config_of_another_cluster_is_to_be_corrected() {
     }
 }
 
-/// A user who may not log in is not told to start the server.
+/// The remedy for a refused login is not to start the server.
 #[test]
 fn a_refused_login_is_no_dead_host() {
     let cluster = cluster();
@@ -133,8 +133,8 @@ fn a_refused_login_is_no_dead_host() {
     );
 }
 
-/// A command that needs no migrations reads no folder; one that does says what is wrong there, and
-/// goes on if it can.
+/// A command that needs no migrations reads no folder; one that does reports what is wrong there,
+/// and continues if it can.
 #[test]
 fn a_folder_of_migrations_that_cannot_be_used() {
     let cluster = cluster();
@@ -246,8 +246,8 @@ async fn what_follows_from_one_cause_is_not_told() {
     }
 }
 
-/// A mistake in a query is reported with its remedy, counts are added up, and a plan can be asked
-/// for.
+/// A mistake in a query is reported with its remedy, counts are added up, and a plan can be
+/// requested.
 #[test]
 fn queries_over_shards() {
     let cluster = cluster();
@@ -322,8 +322,8 @@ fn queries_over_shards() {
         sql.stdout
     );
 
-    // `host add` does not say of a host with shards that it has none; and db9 is not taken for a
-    // typo of db2.
+    // `host add` does not report that a host with shards has none; and db9 is not taken for a typo
+    // of db2.
     let url = cluster.server(1).url();
     let again = run(&cluster, &["host", "add", "db2", &url]);
     assert!(

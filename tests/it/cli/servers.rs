@@ -43,8 +43,8 @@ fn assert_shown(name: &str, run: &Run, folder: &Path) {
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, run.shown()) });
 }
 
-/// Text from servers, which whoever writes to them chooses, moves no cursor, sets no window title
-/// and reverses no line.
+/// Text from servers, which anyone with write access can choose, moves no cursor, sets no window
+/// title and reverses no line.
 #[test]
 fn a_server_that_writes_to_the_terminal() {
     let cluster = cluster(1);
@@ -180,7 +180,7 @@ fn bootstrap_of_one_host() {
 }
 
 /// One shard cannot be created: it is named with the remedy, the others exist, and the exit code
-/// says so.
+/// shows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn bootstrap_done_in_part() {
     let cluster = cluster(2);
@@ -330,7 +330,7 @@ fn sql_writes_nothing() {
     );
 }
 
-/// A host that is down affects only its own shards, and is not asked again for each of them.
+/// A host that is down affects only its own shards, and is not queried again for each of them.
 #[test]
 fn sql_beside_a_dead_host() {
     let cluster = cluster(2);
@@ -450,7 +450,7 @@ fn check_with_a_dead_host() {
     );
 }
 
-/// Somebody changed the map by hand: the hosts know better, and the map is rebuilt from them.
+/// The map was changed by hand: the hosts know better, and the map is rebuilt from them.
 #[test]
 fn a_map_is_rebuilt_from_the_hosts() {
     let cluster = cluster(2);
@@ -643,7 +643,7 @@ fn workers_show_who_holds_which_number() {
                 .unwrap();
         }
     });
-    // The first number was free again, but there were others that nobody had used.
+    // The first number was free again, but there were others that had never been used.
     let json = run(&cluster, &["workers", "status", "--host", "db1", "--json"])
         .json()
         .remove(0);
@@ -747,7 +747,7 @@ fn bench_beside_the_same_by_hand() {
     );
 }
 
-/// What a client must do is tested by the Python package, whose clients pass; this tests the
+/// What a client must do is tested by the Python package, and its clients pass; this tests the
 /// command.
 #[test]
 fn a_client_that_answers_nothing_fails_in_its_scene() {

@@ -1,5 +1,5 @@
-//! The commands for operators: psql on the right host, many keys at once, the meaning of a code,
-//! metrics, the map for other programs.
+//! The commands for operators: psql on the right host, many keys in one call, the meaning of a
+//! code, metrics, the map for other programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -184,8 +184,8 @@ fn codes_are_explained() {
     );
 }
 
-/// With another N, kind of keys or epoch in the config, a key leads to another shard: nothing that
-/// asks a host opens it.
+/// With another N, kind of keys or epoch in the config, a key leads to another shard: no command
+/// that queries a host opens it.
 #[test]
 fn a_config_that_contradicts_the_cluster_opens_no_shard() {
     let cluster = cluster();
@@ -234,14 +234,14 @@ fn a_config_that_contradicts_the_cluster_opens_no_shard() {
             );
             assert!(told.stderr.contains(words), "{}", told.stderr);
         }
-        // It asks no host, and its answer includes that.
+        // It queries no host, and its output includes that.
         let told = with(&["locate", "--key", "13"]);
         assert_eq!(told.exit, 0, "{told:?}");
         assert!(
             told.stdout.contains("no host was asked; --check asks"),
             "{told:?}"
         );
-        // One finding a host, and nothing about its shards, whose schemas are not to be dropped.
+        // One finding a host, and nothing about its shards: their schemas are not to be dropped.
         let check = with(&["check", "--rows", "--json"]).json().remove(0);
         let findings = check["findings"].as_array().unwrap();
         assert_eq!(findings.len(), 2, "{check:#}");
@@ -287,7 +287,7 @@ fn bootstrap_warns_of_a_config_without_migrations() {
     );
 }
 
-/// A variable that is not set is a mistake of this side: no server was asked.
+/// A variable that is not set is a mistake of this side: no server was queried.
 #[test]
 fn a_password_variable_that_is_not_set_is_named() {
     let cluster = cluster();
@@ -311,8 +311,8 @@ fn a_password_variable_that_is_not_set_is_named() {
     }
 }
 
-/// The shard is where the hosts say, even if the map disagrees; psql gets its own password file,
-/// its arguments, and passes on its exit code.
+/// The hosts determine where the shard is, even if the map disagrees; psql gets its own password
+/// file, its arguments, and passes on its exit code.
 #[tokio::test(flavor = "multi_thread")]
 async fn psql_where_the_shard_is() {
     let cluster = cluster();
@@ -624,7 +624,7 @@ fn the_exporter_reports_hosts_that_are_down() {
     is(&seen, "pgshard_host_up{host=\"db2\"}", 1.0);
     assert!(exporter.get("/other").starts_with("HTTP/1.1 404"));
 
-    // However often Prometheus asks, the hosts are asked at most once in the shortest time.
+    // However often Prometheus scrapes, the hosts are queried at most once in the shortest time.
     let rare = Exporter::start(cluster.directory(), &["--floor-s", "3600"]);
     assert_eq!(rare.scrape(), rare.scrape());
     drop(silent);
