@@ -279,8 +279,8 @@ async fn the_map_of_another_time() {
     assert_eq!(browser.complaints(), [""; 0]);
 }
 
-/// A map that cannot be read is shown as it was, and nobody is told to make it again; without one
-/// the reason is shown.
+/// A map that cannot be read is shown as it was, and no remedy is to make it again; without one the
+/// reason is shown.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_out_of_reach() {
     let world = World::new(&[18, older!(), 18], 12).await;
@@ -350,7 +350,7 @@ async fn a_map_out_of_reach() {
     other.seen("/shards", "data-shards=\"4-7\"");
 }
 
-/// Every page says what there is, and nothing in it needs more than its policy allows.
+/// Every page shows what there is, and nothing in it needs more than its policy allows.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_page_says_what_exists() {
     let world = World::new(&[18, older!()], 8).await;
@@ -414,8 +414,8 @@ async fn every_page_says_what_exists() {
     }
 }
 
-/// A host that does not answer is shown so, beside those that do; and as soon as it answers again,
-/// as it was.
+/// A host that does not answer is shown as such, next to those that do; and as soon as it answers
+/// again, as it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_goes_and_comes_back() {
     let world = World::new(&[18, older!()], 8).await;
@@ -457,7 +457,7 @@ async fn a_host_that_goes_and_comes_back() {
     );
 }
 
-/// Who follows a page is sent the parts that have become others; while nobody looks the hosts are
+/// A client that follows a page gets the parts that have changed; without any client the hosts are
 /// left alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn followed_and_left_alone() {

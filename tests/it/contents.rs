@@ -98,7 +98,7 @@ on_each_version! {
                 .is_none()
         );
 
-        // More blocks than are read at once; the first row and the last belong to shard 3.
+        // More blocks than one step reads; the first row and the last belong to shard 3.
         db1.batch_execute(
             "INSERT INTO shard_0001.photos SELECT shard_0003.next_id(), 'first';
             INSERT INTO shard_0001.photos SELECT shard_0001.next_id(), repeat('x', 400) FROM \
@@ -201,7 +201,7 @@ on_each_version! {
             ["ids_ahead"]
         );
 
-        // If somebody locks a table for long, it is reported as not read.
+        // If another session locks a table for long, it is reported as not read.
         let other = world.servers.app(0).await;
         other
             .batch_execute("BEGIN; LOCK TABLE shard_0000.photos")
@@ -239,7 +239,8 @@ on_each_version! {
             world.write("pgshard.toml", &format!("{config}\n{keys}"));
         };
         let db1 = world.servers.app(0).await;
-        // The shard of a key is what the library says, for each of 40 keys, negative ones too.
+        // The shard of a key is the one that the library computes, for each of 40 keys, negative
+        // ones too.
         for key in -20..20_i64 {
             let shard = key.rem_euclid(8);
             if shard < 4 {

@@ -1,4 +1,4 @@
-//! What somebody has broken in the control schema: `check` names it, and its advice repairs it.
+//! Damage to the control schema: `check` names it, and its remedy repairs it.
 
 mod commands;
 mod each;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{World, lines};
 
-/// What is done to a host, and what `check` says about it.
+/// What is done to a host, and what `check` reports about it.
 const DAMAGES: [(&str, &str); 11] = [
     ("DROP FUNCTION pgshard.look", "its function look is gone"),
     ("DROP FUNCTION pgshard.fence, pgshard.migrated", "its function fence is gone"),
@@ -132,7 +132,7 @@ on_each_version! {
     }
 
     /// A host claims to serve all shards, at a later epoch than any other host. No map is made from
-    /// that, and nobody is told to believe it.
+    /// that, and no remedy is to believe it.
     async fn a_host_that_claims_the_cluster(version) {
         let world = World::new(&[version, version, version], 12).await;
         let db2 = world.servers.app(1).await;

@@ -104,7 +104,7 @@ async fn the_grid_in_a_browser() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_was_too_early() {
     let world = World::new(&[18, older!()], 8).await;
-    // A host that takes connections and says nothing: the look ends later than a page waits.
+    // A host that takes connections and sends nothing: the look ends later than a page waits.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let text = std::fs::read_to_string(&world.config.path).unwrap();
     let mute = format!(

@@ -75,7 +75,7 @@ impl Console {
         self.ask("GET", path, &[])
     }
 
-    /// With these headers; `Host` is the address where none of them says otherwise.
+    /// With these headers; `Host` is the address unless one of them sets it.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         ask(&self.address, method, path, headers)
     }
@@ -119,7 +119,7 @@ impl Console {
     }
 }
 
-/// Asks whoever answers HTTP at an address.
+/// Sends an HTTP request to an address.
 pub(crate) fn get(address: &str, path: &str) -> Answer {
     ask(address, "GET", path, &[])
 }

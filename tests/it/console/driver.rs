@@ -1,6 +1,7 @@
 //! Chromium, by its driver. A bench has this file, too.
 //!
-//! `script/setup` installs both where it can. Without them what uses it fails, and says so.
+//! `script/setup` installs both where it can. Without them, the tests that use it fail with that
+//! reason.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -53,7 +54,7 @@ impl Browser {
                 break port.trim().trim_end_matches('.').parse().unwrap();
             }
         };
-        // Nobody reads the rest: a full pipe would stop it.
+        // Nothing else reads the rest: a full pipe would stop it.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
         let mut browser = Browser {
             driver,
@@ -180,8 +181,8 @@ impl Browser {
             .into_iter()
             .flatten()
             .map(|line| line["message"].to_string());
-        // A connection that ends with its page is told as an error, too, and so is a server that is
-        // killed.
+        // A connection that ends with its page is reported as an error, too, and so is a server
+        // that is killed.
         lines.filter(|line| !line.contains("net::ERR_")).collect()
     }
 }

@@ -112,7 +112,7 @@ impl Flood {
     }
 }
 
-/// Each of the thousand is a file in this process, beside those of other tests.
+/// Each of the thousand is a file in this process, in addition to those of other tests.
 fn allow_many_files() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit

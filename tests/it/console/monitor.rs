@@ -44,7 +44,7 @@ const PATHS: &[&str] = &[
     "/api/locate?key=5",
 ];
 
-/// What differs from one moment to the next, whoever asks.
+/// What differs from one moment to the next, for every role.
 const PASSING: &[&str] = &[
     "bytes",
     "connections",
@@ -198,7 +198,7 @@ impl Exporter {
 
 on_each_version! {
     /// Commands, console and exporter show to a role that only watches what they show to the owner;
-    /// but for the clocks of IDs, of which `check` says that they were not read.
+    /// except for the clocks of IDs: `check` reports that they were not read.
     async fn it_sees_what_the_owner_sees(version) {
         let (world, mover, id) = at_work(version).await;
         let config = watching(&world);
@@ -453,8 +453,9 @@ on_each_version! {
         watched(&world, &["check"]).await.ended(1);
     }
 
-    /// Of a control schema of a version before, the owner's console says so; a role that is not let
-    /// watch it yet is told what gives it that. Both see all once it is brought up to date.
+    /// If a control schema is of a version before, the owner's console reports that; a role that
+    /// may not watch it yet gets an error that names the right to grant. Both see all once it is
+    /// brought up to date.
     async fn an_older_control_schema(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(
@@ -522,7 +523,8 @@ on_each_version! {
         );
     }
 
-    /// Whoever watches as the owner is told once, at the start, that it needs less.
+    /// A console or exporter that runs as the owner warns once, at the start, that it needs fewer
+    /// rights.
     async fn an_owner_is_warned(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(&world, "CREATE ROLE watch LOGIN").await;

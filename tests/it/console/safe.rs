@@ -20,8 +20,8 @@ const PAGES: [&str; 9] = [
     "/ids?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E",
 ];
 
-/// Texts that anybody who writes to a database can choose: errors, holders, names of slots and of
-/// migrations.
+/// Texts that anyone with write access to a database can choose: errors, holders, names of slots
+/// and of migrations.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_texts_stay_text() {
     let world = World::new(&[18, older!()], 8).await;
@@ -117,7 +117,7 @@ async fn no_secret_is_told() {
     }
 }
 
-/// Only who asks for it by a name of its own, and only to read.
+/// It responds only to requests for one of its own names, and only to reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_ask_what() {
     let world = World::new(&[18], 4).await;
@@ -165,7 +165,7 @@ async fn who_may_ask_what() {
     assert_eq!(console.ask("HEAD", "/shards", &[]).body, "");
 }
 
-/// Where others can reach it, it wants a token: a file that nobody else can read, and nothing to
+/// Where others can reach it, it wants a token: a file that no other user can read, and nothing to
 /// guess.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_demanded_where_others_connect() {

@@ -1,4 +1,4 @@
-//! Each finding whose remedy names a command: it is made to happen, the command is taken from the
+//! Each finding with a command in its remedy: it is made to happen, the command is taken from the
 //! remedy's own text and run, and the finding is gone.
 
 use std::collections::BTreeSet;
@@ -27,8 +27,8 @@ enum Step {
 }
 use Step::{Killed, Migration, NoMigrations, OldConfig, Run, Sql};
 
-/// The finding's code, what makes it happen, and what a person does before the command, if the
-/// remedy says more than the command.
+/// The finding's code, what makes it happen, and the operator's steps before the command, if the
+/// remedy contains more than the command.
 type Case = (&'static str, &'static [Step], &'static [Step]);
 
 /// One after the other on one cluster, which is well between two of them. db1 serves the shards 0
@@ -173,7 +173,7 @@ const CASES: [Case; 18] = [
     ),
 ];
 
-/// Where the other findings are, whose remedies name a command or a statement.
+/// Where the tests of the other findings are that have a command or a statement in their remedy.
 const ELSEWHERE: [(&str, &str); 31] = [
     ("served_twice", include_str!("../moves/repair.rs")),
     ("served_nowhere", include_str!("../moves/repair.rs")),
@@ -208,8 +208,8 @@ const ELSEWHERE: [(&str, &str); 31] = [
     ("tickets_max", include_str!("../contents.rs")),
 ];
 
-/// Findings whose command shows something and changes nothing, or whose cause a test of this kind
-/// cannot make: the reason.
+/// Findings with a command that shows something and changes nothing, or with a cause that a test of
+/// this kind cannot make: the reason.
 const NOT_TRIED: [(&str, &str); 4] = [
     ("map_unreachable", "the command is what not to run"),
     ("moving", "the command lists the move"),
@@ -328,7 +328,7 @@ on_each_version! {
     }
 }
 
-/// Whoever adds a finding whose remedy names a command adds its case.
+/// A new finding with a command in its remedy needs a case.
 #[test]
 fn every_finding_that_names_a_command_has_a_test() {
     let page = include_str!("../../../docs/findings.md");

@@ -24,7 +24,7 @@ type Break = (&'static str, &'static str, &'static str, Remedy);
 const BOOTSTRAP: Remedy = Remedy::Command(&["bootstrap"]);
 const REBUILD: Remedy = Remedy::Command(&["map", "rebuild", "--yes"]);
 
-/// The definitions of the control schema's tables and functions. All are broken at once.
+/// The definitions of the control schema's tables and functions. All are broken together.
 const SHAPES: [Break; 20] = [
     (
         "ALTER TABLE pgshard.move DROP COLUMN rows",
@@ -287,7 +287,7 @@ const ROWS: [Break; 19] = [
 ];
 
 impl World {
-    /// Does what a finding says.
+    /// Follows a finding's remedy.
     async fn remedied(&self, found: &Value, remedy: Remedy) {
         let said = found["remedy"].as_str().unwrap();
         let superuser = self.servers.superuser(0).await;
@@ -325,8 +325,8 @@ fn one<'a>(all: &'a [Value], (damage, code, words, _): &Break) -> &'a Value {
 }
 
 on_each_version! {
-    /// The definitions of the control schema: many things are broken at once and named; then each
-    /// is repaired as the finding says, and everything is as bootstrap creates it.
+    /// The definitions of the control schema: many things are broken together and named; then each
+    /// is repaired by its remedy, and everything is as bootstrap creates it.
     async fn what_the_control_schema_is_made_of(version) {
         let world = World::new(&[version], 4).await;
         let superuser = world.servers.superuser(0).await;
@@ -386,7 +386,7 @@ on_each_version! {
     }
 
     /// The contents of the control schema: one thing after the other is changed, named, and
-    /// repaired as the finding says.
+    /// repaired by its remedy.
     async fn what_the_control_schema_says(version) {
         let world = World::new(&[version, version], 8).await;
         let superuser = world.servers.superuser(0).await;
@@ -433,8 +433,8 @@ on_each_version! {
     }
 
     /// Each table and each function of the control schema is taken away, and named. The remedy for
-    /// a table whose rows nobody has is a restore; everything else `bootstrap` makes anew, and says
-    /// so.
+    /// a table with rows that exist nowhere else is a restore; `bootstrap` creates everything else
+    /// again, and reports it.
     async fn each_table_and_function_is_missed(version) {
         let world = World::new(&[version], 4).await;
         let db1 = world.servers.app(0).await;
