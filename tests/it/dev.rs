@@ -76,7 +76,7 @@ on_each_version! {
         }
     }
 
-    /// After the cluster's end nobody listens, and no file is left.
+    /// After the cluster's end nothing listens, and no file is left.
     async fn dropped_servers_are_gone(version) {
         let cluster = TestCluster::start(version, 2);
         // A client that is still connected does not keep a server running.
@@ -216,7 +216,7 @@ on_each_version! {
     }
 }
 
-/// Programs in the current folder, such as somebody's repository, are not run.
+/// Programs in the current folder, such as a cloned repository, are not run.
 #[test]
 fn programs_of_the_current_folder() {
     let folder = tempfile::Builder::new()
@@ -417,7 +417,7 @@ fn nothing_stays_of_servers_whose_process_was_killed_early() {
     });
 }
 
-/// A failing test stops its servers, keeps their data and says where.
+/// A failing test stops its servers, keeps their data and prints where.
 #[test]
 fn a_failing_test_keeps_its_data() {
     let helper = Helper::start("fail");

@@ -1,4 +1,4 @@
-//! `pgshard check --ddl`, and other findings of `check` about things that nobody recorded.
+//! `pgshard check --ddl`, and other findings of `check` about things that are not recorded.
 
 use serde_json::Value;
 
@@ -48,7 +48,7 @@ async fn findings(world: &World, args: &[&str]) -> Vec<String> {
 
 on_each_version! {
     /// Shards with the same definition give no finding, although each has its number in its
-    /// functions. Those that somebody altered by hand are grouped, and the differences are named.
+    /// functions. Those that were altered by hand are grouped, and the differences are named.
     async fn shards_that_differ_are_grouped(version) {
         let world = World::new(&[version, version], 48).await;
         world.run(&["check", "--ddl"]).await.ended(0);
@@ -331,7 +331,7 @@ on_each_version! {
         }
     }
 
-    /// Rights that everybody has are seen, on the host where they exist.
+    /// Rights of PUBLIC are seen, on the host where they exist.
     async fn rights_of_all(version) {
         let world = World::new(&[version, version], 4).await;
         world.run(&["check"]).await.ended(0);

@@ -31,7 +31,7 @@ on_each_version! {
         }
     }
 
-    /// Commits wait for `*`, and the former primary goes on after its standby was promoted: it
+    /// Commits wait for `*`, and the former primary continues after its standby was promoted: it
     /// acknowledges nothing, although the mover still streams from it.
     async fn a_former_primary_acknowledges_nothing(version) {
         let case = Case::of(0, version);
@@ -135,7 +135,7 @@ on_each_version! {
             .await
             .unwrap()
             .get(0);
-        // A statement whose answer was lost was repeated.
+        // A statement with a lost answer was repeated.
         assert!((80..100).contains(&there), "{there}");
     }
 

@@ -1,9 +1,9 @@
-//! A host that lies: each answer of a real server, one at a time, is said wrongly to a command, a
+//! A host that lies: each answer of a real server, one at a time, is falsified for a command, a
 //! mover or a router.
 //!
-//! Whatever it says, whoever asked ends soon, with an error that names the host or with what it was
-//! asked for, without a panic and in little memory; what is known of other hosts is told; and
-//! nothing is lost that an honest server has. A few seeds are tried here;
+//! Whatever it returns, the client ends soon, with an error that names the host or with the
+//! requested result, without a panic and in little memory; what is known of other hosts is
+//! reported; and nothing is lost that an honest server has. A few seeds are tried here;
 //! `PGSHARD_HOSTILE_SEEDS=1000-1200` tries those.
 
 mod commands;
@@ -23,7 +23,7 @@ use crate::support::{Ran, World, lines};
 /// Far more than a command takes that waits for a host in vain, on a machine that is busy.
 const ENDS_WITHIN: Duration = Duration::from_secs(90);
 
-/// Beside what a process lays out for its threads, a command wants little. A length that is
+/// Apart from what a process reserves for its threads, a command needs little. A length that is
 /// believed is a gigabyte.
 const MEMORY_KILOBYTES: u32 = 3 << 20;
 
@@ -92,7 +92,7 @@ impl Enemy {
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped());
         if let Ok(log) = std::env::var("PGSHARD_HOSTILE_LOG") {
-            // What a command that hangs has said.
+            // The log of a command that hangs.
             limited
                 .env("PGSHARD_LOG", "debug")
                 .stderr(std::fs::File::create(log).expect("the log can be written"));
@@ -123,7 +123,7 @@ impl Enemy {
         text
     }
 
-    /// How many answers of db2 a command asks for, where nobody lies.
+    /// How many answers of db2 a command requests, without any lie.
     async fn answers(&self, args: &[&str]) -> u64 {
         self.liar.tell(None);
         let ran = self.run(args).await;

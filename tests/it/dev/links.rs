@@ -2,7 +2,8 @@
 //! root, must not write, read or give away anything behind them.
 //!
 //! Only root gives folders away. If these tests run as another user, that is the servers' user
-//! itself, and a link leads to nothing that it could not write anyway: then they say so, and pass.
+//! itself, and a link leads to nothing that it could not write anyway: then they print that, and
+//! pass.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -143,7 +144,7 @@ fn links_and_pipes_in_a_servers_folder() {
         panic!("db1 does not run")
     };
 
-    // Whoever waits for the pipe would wait for ever.
+    // A reader of the pipe would wait for ever.
     assert!(as_owner(
         &server,
         "mv data/postmaster.pid data/aside && mkfifo data/postmaster.pid"
@@ -211,7 +212,7 @@ fn the_folder_of_a_cluster() {
     }
 }
 
-/// A folder of servers that somebody else has made, and a config that is a link.
+/// A folder of servers that another user has made, and a config that is a link.
 #[test]
 fn somebody_elses_folder_and_a_config_that_is_a_link() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! Servers that outlive a command ask for a password, which no other user of the machine can read.
+//! Servers that outlive a command require a password, which no other user of the machine can read.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -33,7 +33,7 @@ pub(super) async fn reach(url: &str) -> Connection {
         .unwrap()
 }
 
-/// What a stranger is told who knows the port, but no password.
+/// The errors that a stranger gets who knows the port, but no password.
 async fn stranger(role: &str, port: u16, socket: Option<&Path>) -> String {
     let host = socket.map_or("127.0.0.1".to_owned(), |folder| {
         folder.display().to_string()
@@ -75,7 +75,7 @@ fn holding(folder: &Path, text: &str) -> Vec<PathBuf> {
 
 on_each_version! {
     /// Another user of the machine knows the port, but can act neither as the superuser there nor
-    /// as the application. Whoever has the URL can: the command, psql, a mover's replication
+    /// as the application. With the URL, these can: the command, psql, a mover's replication
     /// connection. Only one file has the password, and only its owner can read it.
     async fn nobody_else_gets_in(version) {
         let folder = folder();
@@ -177,9 +177,9 @@ on_each_version! {
         }
     }
 
-    /// A server that an older pgshard made lets everybody in, and keeps running; `up` says so. If
-    /// it is made again it asks for a password, but the config that was kept names none: `up` says
-    /// that, and where the passwords are.
+    /// A server that an older pgshard made lets every user in, and keeps running; `up` reports
+    /// that. If it is made again it requires a password, but the config that was kept names none:
+    /// `up` reports that, and where the passwords are.
     async fn a_server_from_before(version) {
         let folder = folder();
         let directory = folder.path().join("dev");
@@ -241,7 +241,7 @@ on_each_version! {
         );
     }
 
-    /// A cluster for a user's tests asks for a password if its options say so.
+    /// A cluster for a user's tests requires a password if its options do.
     async fn a_cluster_that_asks(version) {
         let server = ServerOptions::default().access(Access::Password);
         let options = ClusterOptions::new(2, Binaries::of_major(version).unwrap()).server(server);

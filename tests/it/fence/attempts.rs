@@ -1,4 +1,4 @@
-//! Who may end a fence: only one of all that try, and nobody with an attempt or a lease that is
+//! Who may end a fence: only one of all that try, and no session with an attempt or a lease that is
 //! over.
 
 use std::time::Duration;
@@ -131,7 +131,7 @@ on_each_version! {
         assert_eq!(state(&asks, SHARD).await, "moved 4");
     }
 
-    /// A mover whose lease was taken over changes nothing either.
+    /// A mover that lost its lease to another changes nothing either.
     async fn an_old_lease_changes_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -158,7 +158,7 @@ on_each_version! {
         fence.decide().await.unwrap();
     }
 
-    /// The heartbeat sets the deadline; after it anybody can swap back, before it nobody.
+    /// The heartbeat sets the deadline; after it any session can swap back, before it none.
     async fn heartbeats_keep_a_fence(version) {
         let (cluster, mut fence) = ready(version).await;
         let anybody = cluster.app(0).await;
@@ -203,7 +203,8 @@ on_each_version! {
         anybody.batch_execute("COMMIT").await.unwrap();
     }
 
-    /// Six at once, in rounds: three end the fence, three decide. Exactly one of them succeeds.
+    /// Six at the same time, in rounds: three end the fence, three decide. Exactly one of them
+    /// succeeds.
     async fn expire_against_decide(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
@@ -255,8 +256,8 @@ on_each_version! {
         assert_eq!(expired + decided, 40);
     }
 
-    /// Heartbeat, marker, swap back and the end of the fence by others at once: there is no
-    /// deadlock (40P01).
+    /// Heartbeat, marker, swap back and the end of the fence by others at the same time: there is
+    /// no deadlock (40P01).
     async fn attempts_do_not_deadlock(version) {
         let (cluster, mut fence) = ready(version).await;
         let url = cluster.server(0).url();

@@ -22,7 +22,7 @@ fn modes(blockers: &[Blocker], relation: &str) -> Vec<String> {
 }
 
 on_each_version! {
-    /// It sees everybody who could write to the old copy, until the transaction ends.
+    /// It sees every session that could write to the old copy, until the transaction ends.
     async fn a_barrier_sees_every_writer(version) {
         let (cluster, mut fence) = ready(version).await;
         let cases = [
@@ -167,7 +167,7 @@ on_each_version! {
     }
 
     /// A table was added to the old copy between two looks: its creator was in the way at the
-    /// first, and whoever has it locked is in the way at the second.
+    /// first, and the session that has it locked is in the way at the second.
     async fn it_reads_the_relations_at_each_look(version) {
         let (cluster, mut fence) = ready(version).await;
         let (maker, user) = (cluster.app(0).await, cluster.app(0).await);
@@ -192,8 +192,8 @@ on_each_version! {
         assert_eq!(fence.barrier().await, []);
     }
 
-    /// Whoever waits for a lock on the old copy is in the way too, until the name has been resolved
-    /// again.
+    /// A session that waits for a lock on the old copy is in the way too, until the name has been
+    /// resolved again.
     async fn it_sees_who_waits(version) {
         let (cluster, mut fence) = ready(version).await;
         let (first, second) = (cluster.app(0).await, cluster.app(0).await);
@@ -242,7 +242,7 @@ on_each_version! {
         assert_eq!(fence.barrier().await, []);
     }
 
-    /// Readers are left alone, also SERIALIZABLE ones, whose predicate locks outlive them.
+    /// Readers are left alone, also SERIALIZABLE ones, although their predicate locks outlive them.
     async fn it_passes_over_readers(version) {
         let (cluster, mut fence) = ready(version).await;
         let mut readers = Vec::new();

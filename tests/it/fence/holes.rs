@@ -21,8 +21,8 @@ fn in_shard(sql: &str) -> String {
 }
 
 on_each_version! {
-    /// Whatever is bound by OID from outside is not stopped by the fence. Therefore a shard with a
-    /// crossing over its border is refused before the fence and once more at the marker. If one of
+    /// What is bound by OID from outside is not stopped by the fence. Therefore a shard with a
+    /// crossing over its border is refused before the fence and again at the marker. If one of
     /// these fails some day, the border may be opened for it.
     async fn what_is_bound_by_oid_from_outside_is_refused(version) {
         let (cluster, mut fence) = ready(version).await;
@@ -79,7 +79,8 @@ on_each_version! {
     }
 
     /// Bound by OID from inside: a call in a transaction older than the swap would write to the old
-    /// copy after the barrier. Such a shard gets no signpost; one whose functions only read does.
+    /// copy after the barrier. Such a shard gets no signpost; one with functions that only read
+    /// does.
     async fn functions_that_write_by_oid_get_no_signpost(version) {
         let cluster = shop(version).await;
         let client = cluster.app(0).await;
@@ -220,7 +221,7 @@ on_each_version! {
     }
 
     /// An upsert during a fence fails with the code of an application's mistake, and after the swap
-    /// back the row says that the shard is served. What shows the cause is that the shard was
+    /// back the row shows that the shard is served. What shows the cause is that the shard was
     /// fenced after the statement began.
     async fn an_upsert_that_met_a_short_fence_is_known_by_its_time(version) {
         let (cluster, mut fence) = ready(version).await;
@@ -266,7 +267,7 @@ on_each_version! {
         );
     }
 
-    /// Under REPEATABLE READ the row is read in an old state: DETAIL then says fenced, which is
+    /// Under REPEATABLE READ the row is read in an old state: DETAIL then contains fenced, which is
     /// still true, and never serving.
     async fn detail_is_never_serving_under_repeatable_read(version) {
         let (cluster, mut fence) = ready(version).await;
@@ -332,7 +333,7 @@ on_each_version! {
         );
     }
 
-    /// An old signpost that somebody has used in a transaction cannot be dropped meanwhile, but it
+    /// An old signpost that an open transaction has used cannot be dropped before its end, but it
     /// can be renamed.
     async fn a_used_signpost_can_be_renamed(version) {
         let (cluster, mut fence) = ready(version).await;

@@ -6,7 +6,7 @@ use super::setup::{
     Fence, LEFT, SCHEMA, SHARD, code, content, host, leads_to_signpost, refused, serve,
 };
 
-/// Relations all of whose names lead to the signpost.
+/// Relations with names that all lead to the signpost.
 const RELATIONS: [&str; 16] = [
     r#""Upper Case""#,
     r#""quo""ted""#,

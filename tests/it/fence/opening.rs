@@ -1,4 +1,4 @@
-//! Opening on the target: by the mover that has the lease, or by anybody who has the source's
+//! Opening on the target: by the mover that has the lease, or by any session that has the source's
 //! token; only once.
 
 use sha2::{Digest, Sha256};
@@ -187,7 +187,7 @@ on_each_version! {
         assert_eq!(stands(&client, SHARD).await, serving());
     }
 
-    /// Both at once, in rounds: it is opened once.
+    /// Both at the same time, in rounds: it is opened once.
     async fn mover_against_anybody(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;

@@ -40,7 +40,7 @@ const WRITERS: [Writer; 7] = [
 ];
 
 impl Writer {
-    /// Writes until told to stop; gives how many entries were acknowledged. An entry that was
+    /// Writes until it is stopped; returns how many entries were acknowledged. An entry that was
     /// refused is written again.
     async fn run(self, client: Client, stop: Arc<AtomicBool>, refusals: Arc<AtomicI64>) -> i64 {
         let writer = self as i32;

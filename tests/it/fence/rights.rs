@@ -1,4 +1,4 @@
-//! Who may do what: the owner everything, a router only look and end what is over, anybody else
+//! Who may do what: the owner everything, a router only look and end what is over, every other role
 //! nothing.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn as_role(cluster: &TestCluster, role: &str) -> Client {
     .await
 }
 
-/// Lets a role ask, as bootstrap does for those that may use a shard.
+/// Gives a role a router's rights, as bootstrap does for those that may use a shard.
 async fn grant(owner: &Client, role: &str) {
     for part in pgshard::schema::rights(
         pgshard::schema::Purpose::Router,
@@ -226,8 +226,8 @@ on_each_version! {
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// Hosts whose administrator revokes EXECUTE from PUBLIC by default, or grants CREATE on
-    /// schemas, work like others.
+    /// Hosts with default privileges that revoke EXECUTE from PUBLIC, or grant CREATE on schemas,
+    /// work like others.
     async fn hosts_with_default_privileges_work(version) {
         let cluster = TestCluster::start(version, 1);
         cluster
@@ -301,8 +301,8 @@ on_each_version! {
         );
     }
 
-    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. A
-    /// mover that cannot be sure that anybody can end its fence does not fence.
+    /// The shard belongs to another role, and the move runs as a third, with a name that needs
+    /// quotes. A mover that cannot be sure that another session can end its fence does not fence.
     async fn shards_of_other_owners_are_fenced(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
@@ -333,7 +333,7 @@ on_each_version! {
             .unwrap();
         fence.build_signpost().await.unwrap();
         fence.swap_for(Duration::ZERO).await.unwrap();
-        // The owner, who was granted nothing, meets the signpost like everybody else.
+        // The owner, who was granted nothing, meets the signpost like every other role.
         for sql in [
             "SELECT * FROM shard_0007.t",
             "INSERT INTO shard_0007.t VALUES \
@@ -389,8 +389,8 @@ on_each_version! {
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// Grants to roles with all kinds of names, with and without grant option, and to everybody,
-    /// lead to the signpost.
+    /// Grants to roles with all kinds of names, with and without grant option, and to PUBLIC, lead
+    /// to the signpost.
     async fn grants_are_copied(version) {
         let cluster = shop(version).await;
         let roles = [

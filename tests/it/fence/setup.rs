@@ -81,7 +81,7 @@ fn shop_sql(schema: &str) -> String {
     sql.replace("{s}", schema) + if schema == "public" { decoy } else { "" }
 }
 
-/// Records that the host serves a shard, whose schema exists.
+/// Records that the host serves a shard with an existing schema.
 pub(super) async fn serve(client: &Client, shard: i32) {
     let row = "INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ($1, $2, \
         'serving', $3)";
@@ -282,7 +282,7 @@ impl Fence {
             .collect()
     }
 
-    /// Looks until nobody is in the way.
+    /// Looks until no session is in the way.
     pub(super) async fn barrier_until_empty(&self) {
         let started = Instant::now();
         loop {
@@ -348,7 +348,7 @@ impl Fence {
     }
 }
 
-/// Ends a fence as anybody may, and gives what that did.
+/// Ends a fence as any session may, and returns what that did.
 pub(super) async fn expire(client: &Client, shard: i32) -> Result<bool, Error> {
     Ok(client
         .query_one("SELECT pgshard.expire_fence($1)", &[&shard])

@@ -181,8 +181,7 @@ const STATEMENTS: &[Case] = &[
     (CREATES, Effect, Otherwise, "LOCK TABLE {s}users IN ROW EXCLUSIVE MODE"),
 ];
 
-/// These name no table, so nothing tells them about the swap: see
-/// [`what_names_no_table_is_not_told`].
+/// These name no table, so they do not notice the swap: see [`what_names_no_table_is_not_told`].
 #[rustfmt::skip]
 const WITHOUT_TABLES: &[Case] = &[
     (SEQUENCES, Rows, Otherwise, "SELECT setval('{s}tickets', 1000)"),
@@ -230,7 +229,7 @@ enum Way {
     Serializable,
     /// As text, in a transaction after a savepoint; twice.
     Savepoint,
-    /// In a PL/pgSQL function elsewhere whose plans exist, in a transaction that has its snapshot
+    /// In a PL/pgSQL function elsewhere with cached plans, in a transaction that has its snapshot
     /// already.
     Function,
 }
@@ -608,7 +607,7 @@ on_each_version! {
         assert_eq!(tables(content(&client, SCHEMA).await), tables(served));
     }
 
-    /// All statements on a shard that has moved: DETAIL says where.
+    /// All statements on a shard that has moved: DETAIL contains where.
     async fn nothing_stays_behind_after_the_decision(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
@@ -656,7 +655,7 @@ on_each_version! {
     }
 
     /// A role that owns nothing and has only what the shard's owner granted, for single tables and
-    /// columns, is told the same.
+    /// columns, gets the same.
     async fn a_role_with_grants_only_meets_the_signpost(version) {
         let (cluster, client, mut fence) = ready(version).await;
         cluster
@@ -730,8 +729,8 @@ on_each_version! {
     }
 
     /// A transaction that has read a table holds ACCESS SHARE on it, so that reading it again needs
-    /// no new lock: it may go on reading the old copy, as it was at the fence. It can write nothing
-    /// that depends on that to the shard.
+    /// no new lock: it may continue to read the old copy, as it was at the fence. It can write
+    /// nothing that depends on that to the shard.
     async fn a_transaction_may_read_on(version) {
         let (cluster, client, mut fence) = ready(version).await;
         for begin in [
@@ -802,7 +801,7 @@ on_each_version! {
         );
     }
 
-    /// A cursor that was open at the swap goes on reading what it was opened for.
+    /// A cursor that was open at the swap continues to read what it was opened for.
     async fn a_cursor_reads_on(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let reader = cluster.app(0).await;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What is asked of a cluster that is well.
+/// The commands that run on an intact cluster.
 const COMMANDS: [&[&str]; 10] = [
     &["check"],
     &["check", "--ddl"],
@@ -39,7 +39,7 @@ on_each_version! {
         enemy.run(&["check"]).await.ended(0);
     }
 
-    /// What `check` finds at another host is told beside what db2 says.
+    /// What `check` finds at another host is reported next to what db2 returns.
     async fn the_other_hosts_are_told_of(version) {
         let enemy = Enemy::new(version).await;
         let answers = enemy.answers(&["check"]).await;

@@ -7,7 +7,7 @@ use pgshard::store::{MapStore, PostgresStore};
 
 use super::*;
 
-/// Runs on a task of its own, so that a panic is told from an error.
+/// Runs on a task of its own, so that a panic is distinguished from an error.
 async fn ends<T: Send + 'static>(story: &str, work: impl Future<Output = T> + Send + 'static) -> T {
     let begun = Instant::now();
     let done = tokio::time::timeout(ENDS_WITHIN, tokio::spawn(work)).await;
@@ -75,7 +75,7 @@ async fn count(world: &World) -> usize {
 }
 
 on_each_version! {
-    /// What a router was told is done is there, and its calls end, whatever one answer said.
+    /// What a router got acknowledged is there, and its calls end, even if one answer is a lie.
     async fn calls_of_a_router(version) {
         let enemy = Enemy::new(version).await;
         let config = std::fs::read_to_string(&enemy.world.config.path).unwrap();
@@ -98,7 +98,7 @@ on_each_version! {
             enemy.liar.tell(None);
             eprintln!("  {told:?}: {done} done, {doubtful} doubtful");
             let now = count(&enemy.world).await - before;
-            // What the host itself says of a COMMIT is believed.
+            // What the host itself reports about a COMMIT is believed.
             let of_commit = told.as_ref().is_some_and(|told| told.contains("COMMIT"));
             let fits = (done..=done + doubtful).contains(&now) || of_commit;
             assert!(fits, "{story} {told:?}: {now}, {done}, {doubtful}");

@@ -100,7 +100,7 @@ async fn write(client: &Client, n: u64, written: &mut Written) {
 }
 
 impl World {
-    /// Brings every open move to an end, while all hosts can be reached and tell the truth.
+    /// Brings every open move to an end, while all hosts can be reached and none lies.
     pub(super) async fn end_moves(&self) {
         for verb in ["resume", "resume", "abort", "resume"] {
             let open = self.open_moves().await;
@@ -146,8 +146,8 @@ impl World {
         self.run(&["moves", "gc", "--yes"]).await;
     }
 
-    /// That shard 0 has what its application was told, and the cluster is well. Then it is empty
-    /// again.
+    /// Checks that shard 0 has what was acknowledged to its application, and the cluster is intact.
+    /// Then it is empty again.
     pub(super) async fn has(&self, written: Written, story: &str) {
         let Written { names, doubt } = written;
         self.audit_places().await;
@@ -216,8 +216,8 @@ async fn lies(version: u32, mode: &str, few: Range<u64>) {
 }
 
 on_each_version! {
-    /// An honest host whose answers come in pieces, as a network may cut them: what is asked behind
-    /// a statement that is on its way does not wait for ever.
+    /// An honest host with answers that come in pieces, as a network may cut them: a query behind a
+    /// statement that is on its way does not wait for ever.
     async fn answers_in_pieces(version) {
         let enemy = Enemy::new(version).await;
         enemy.liar.dawdle();

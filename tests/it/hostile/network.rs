@@ -272,14 +272,14 @@ on_each_version! {
                 far.befalls(0, fault),
             );
             learns(version, &story).await;
-            // It hears again, and not only by asking now and then.
+            // It is notified again, and does not only poll.
             learns(publish().await, &format!("{story}, after it")).await;
         }
         far.ways[0].reset_after(u32::MAX);
         router.close(Duration::from_secs(1)).await;
     }
 
-    /// Calls of routers end, and what they say is done is done, once.
+    /// Calls of routers end, and what they report as done is done, once.
     async fn calls_end_over_a_bad_network(version) {
         let far = Far::new(version).await;
         let writers = Writers::start(&far.world, 4).await;

@@ -1,4 +1,4 @@
-//! Words that somebody else has chosen: names in the databases, in files and on the command line,
+//! Words that another user has chosen: names in the databases, in files and on the command line,
 //! errors, names and statements of other sessions. Whatever they are, a terminal obeys nothing,
 //! JSON stays JSON, and no secret and no literal of a statement is repeated.
 
@@ -25,7 +25,7 @@ const WORDS: [&str; 8] = [
 /// It is in the config's file of passwords, and in the environment.
 const SECRET: &str = "hunter2hunter2";
 
-/// It is in somebody's statement.
+/// It is in another session's statement.
 const LITERAL: &str = "someones-own-literal";
 
 /// What no output may have: what a terminal obeys, and what turns the direction of writing.
@@ -44,7 +44,7 @@ fn is_clean(what: &str, said: &str) {
     assert!(!said.contains("panicked"), "{what}: {said}");
 }
 
-/// Objects of all kinds with these names in a shard, and a trigger that says them.
+/// Objects of all kinds with these names in a shard, and functions that raise them.
 fn objects() -> String {
     let mut sql = String::new();
     for (at, word) in WORDS.iter().enumerate() {
@@ -69,7 +69,7 @@ fn objects() -> String {
 }
 
 impl World {
-    /// Runs a command in every way, and looks at each byte that it says.
+    /// Runs a command in every way, and looks at each byte of its output.
     async fn says_nothing_hostile(&self, args: &[&str]) {
         let what = format!("{args:?}");
         let text = self.text(args).await;
@@ -247,7 +247,7 @@ on_each_version! {
         drop(others);
     }
 
-    /// What the exporter shows to everybody who asks it.
+    /// What the exporter shows to every client.
     async fn words_in_metrics(version) {
         let world = World::new(&[version, version], 4).await;
         world
