@@ -19,7 +19,7 @@ use crate::support::TestCluster;
 const TEMPLATE: &str = include_str!("../../migrations/shard/0001_next_id.sql");
 const EPOCH_MS: i64 = 1_293_840_000_000;
 
-/// The SQL of a shard whose IDs count from this epoch.
+/// The SQL of a shard with IDs that count from this epoch.
 fn rendered(shard: u16, epoch_ms: i64) -> String {
     let sql = TEMPLATE
         .replace("{shard}", &format!("shard_{shard:04}"))
@@ -223,7 +223,7 @@ on_each_version! {
         }
     }
 
-    /// Statements that are cancelled at any moment leave no lock behind, and IDs go on.
+    /// Statements that are cancelled at any moment leave no lock behind, and IDs continue.
     async fn cancelled_statements_leave_no_lock(version) {
         let servers = server(version, 5).await;
         let watcher = servers.app(0).await;

@@ -55,7 +55,7 @@ fn run(url: &str, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap_or(-1), stdout, stderr)
 }
 
-/// The names of what stands in the way.
+/// The names of the obstacles.
 fn obstacles(report: &Value) -> Vec<String> {
     let all = report["obstacles"].as_array().expect("a list");
     all.iter()

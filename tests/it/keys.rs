@@ -72,7 +72,7 @@ on_each_version! {
         }
     }
 
-    /// A cluster has texts as keys since its bootstrap; nobody can use their keys as numbers.
+    /// A cluster has texts as keys since its bootstrap; their keys cannot be used as numbers.
     async fn a_cluster_has_one_kind(version) {
         let mut world = World::new(&[version, other(version)], 8).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();

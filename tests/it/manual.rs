@@ -1,5 +1,4 @@
-//! README and docs are true: each page's test runs the commands that the page tells a reader to
-//! type.
+//! README and docs are true: each page's test runs the commands that a reader of the page types.
 //!
 //! The blocks in `sh` are run by bash, one after the other in an empty folder, with the command
 //! that was built. A block in `text` right after one shows its output: the lines must come in this
@@ -9,8 +8,8 @@
 //! - `<!-- not run: it needs two machines -->`: the block is skipped, for this reason;
 //! - `<!-- first:` and lines of bash, up to `-->`: they are run before the block.
 //!
-//! Questions of a command are answered with yes, and `ID` as an argument stands for the ID of the
-//! newest move.
+//! Questions of a command are answered with yes, and `ID` as an argument is replaced by the ID of
+//! the newest move.
 
 use std::collections::BTreeSet;
 use std::fs;

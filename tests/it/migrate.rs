@@ -64,7 +64,7 @@ impl World {
 
 on_each_version! {
     /// A transaction that stays open on one shard's table does not make its writers wait: the
-    /// migration gives way each time, does all other shards meanwhile, and that shard later.
+    /// migration gives way each time, does all other shards in that time, and that shard later.
     async fn a_busy_table(version) {
         let world = World::new(&[version, version], 16).await;
         world.file(ADD);
@@ -358,7 +358,7 @@ on_each_version! {
     }
 
     /// Once in each database and before its shards, in bootstrap and in `up`. A host where it fails
-    /// is left alone, and the other goes on.
+    /// is left alone, and the other continues.
     async fn once_per_host(version) {
         let world = World::with_tables(
             &[version, version],
@@ -420,9 +420,9 @@ on_each_version! {
         world.run(&["migrate", "up"]).await.ended(4);
     }
 
-    /// An index is created while writers go on. If the data does not allow it, nothing is left. An
-    /// index of the name that nobody began is not ours. What a killed attempt left, valid or not,
-    /// is cleaned up or adopted.
+    /// An index is created while writers continue. If the data does not allow it, nothing is left.
+    /// An index of the name that no migration began is not ours. What a killed attempt left, valid
+    /// or not, is cleaned up or adopted.
     async fn without_a_transaction(version) {
         let world = World::new(&[version, version], 8).await;
         world.file((
@@ -510,7 +510,7 @@ on_each_version! {
             ),
             (8, 8)
         );
-        // A new shard has the same index at once.
+        // A new shard has the same index immediately.
         assert_eq!(
             db1.query_one(
                 "SELECT count(*) FROM \
@@ -524,9 +524,9 @@ on_each_version! {
         );
     }
 
-    /// The client is killed while the server still builds an index: nobody begins again meanwhile,
-    /// and afterwards the finished index is adopted; unless the file was edited meanwhile, because
-    /// then another one is wanted.
+    /// The client is killed while the server still builds an index: no other run begins in that
+    /// time, and afterwards the finished index is adopted; unless the file was edited in between,
+    /// because then another one is wanted.
     async fn killed_at_an_index(version) {
         let world = World::new(&[version], 4).await;
         let (db1, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
@@ -926,9 +926,9 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A shard that nobody serves, because it was decided and not opened, is not forgotten in any
-    /// count: `up`, `status`, `wait`, and an application that waits. Nor are shards of a mover that
-    /// is alive; that mover is named.
+    /// A shard that no host serves, because its move was decided and it was not opened, is not
+    /// forgotten in any count: `up`, `status`, `wait`, and an application that waits. Nor are
+    /// shards of a mover that is alive; that mover is named.
     async fn shards_that_are_missed(version) {
         let world = World::new(&[version, version], 8).await;
         for (host, shard) in [(0, "shard_0000"), (1, "shard_0004")] {
@@ -997,7 +997,7 @@ on_each_version! {
             "{early}"
         );
 
-        // Whoever waits is told when it is done.
+        // Processes that wait are notified when it is done.
         world.run(&["moves", "resume", &id]).await.ended(0);
         let waiting = world
             .command(&["migrate", "wait", "--for", "0002_caption"], &[])

@@ -1,5 +1,4 @@
-//! Clocks that step, stand still and reach the limits of 41 bits; sessions that sleep at the wrong
-//! moment.
+//! Clocks that step, stop and reach the limits of 41 bits; sessions that sleep at the wrong moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +52,7 @@ on_each_version! {
         }
     }
 
-    /// More than 1024 IDs within one millisecond, while the clock stands still.
+    /// More than 1024 IDs within one millisecond, while the clock does not advance.
     async fn a_burst_runs_ahead_of_the_clock(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -107,9 +106,9 @@ on_each_version! {
         assert!(next_id(&client, "shard_0005", 1).await[0] as u64 > late as u64);
     }
 
-    /// Before the epoch and after 41 bits there are no IDs, and both functions say why. A wrong
-    /// clock that is corrected does no harm, whether the shard was last used a moment ago or years
-    /// before.
+    /// Before the epoch and after 41 bits there are no IDs, and the errors of both functions
+    /// contain the reason. A wrong clock that is corrected does no harm, whether the shard was last
+    /// used a moment ago or years before.
     async fn times_out_of_range_are_refused(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -162,7 +161,7 @@ on_each_version! {
     }
 
     /// `resume_after` accepts no value that cannot be an ID of this cluster, and goes no further
-    /// than it is told.
+    /// than its argument.
     async fn resume_after_is_bounded(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -203,7 +202,7 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is
+    /// A shard with IDs far ahead, by a wrong clock, is brought back, and repeats none. One that is
     /// only a little ahead is left alone.
     async fn a_shard_far_ahead_is_repaired(version) {
         let servers = server(version, 5).await;
@@ -255,8 +254,7 @@ on_each_version! {
         );
     }
 
-    /// An operator that somebody puts into a schema of the search path, as a better match for the
-    /// operands, is never called.
+    /// An operator in a schema of the search path that matches the operands better is never called.
     async fn operators_of_strangers_are_not_called(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
@@ -395,7 +393,7 @@ on_each_version! {
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            // A burst of three milliseconds, and then the clock goes on: the offset grows by as
+            // A burst of three milliseconds, and then the clock continues: the offset grows by as
             // much as the tickets did.
             ids.extend(next_id(&client, "shard_0005", 3 * 1024 + 6).await);
             fix(&client, EPOCH_MS + 1006).await;

@@ -80,8 +80,8 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// `pgshard check` names the shards whose IDs are ahead of their host's clock; both hosts have
-    /// the same clock here.
+    /// `pgshard check` names the shards with IDs ahead of their host's clock; both hosts have the
+    /// same clock here.
     async fn check_sees_ids_ahead(version) {
         let world = World::new(&[version, version], 4).await;
         world.run(&["check"]).await.ended(0);

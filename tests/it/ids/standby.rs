@@ -9,8 +9,8 @@ use pgshard::dev::StopMode;
 
 use super::*;
 
-/// Four writers on the first host, each until its connection ends. Gives the IDs whose insert was
-/// acknowledged, a list for each writer.
+/// Four writers on the first host, each until its connection ends. Returns the IDs of acknowledged
+/// inserts, a list for each writer.
 async fn writers(
     servers: &TestCluster,
     acknowledged: &Arc<AtomicU64>,
@@ -72,8 +72,8 @@ async fn primary_and_standby(version: u32) -> TestCluster {
     servers
 }
 
-/// Promotes the second host, whose clock is off by this much, and makes it create IDs in all ways.
-/// Gives the rows that it had before, and the new IDs.
+/// Promotes the second host, with its clock off by this much, and makes it create IDs in all ways.
+/// Returns the rows that it had before, and the new IDs.
 async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
     let promoted: bool = servers
         .superuser(1)
@@ -155,7 +155,7 @@ on_each_version! {
 
     /// Asynchronous replication, cut off before the primary ends: rows are lost, as with every
     /// asynchronous standby. What the standby has is smaller than all new IDs, whatever its clock
-    /// says. If its clock is right, so is what was lost.
+    /// shows. If its clock is right, so is what was lost.
     async fn an_asynchronous_standby_goes_up(version) {
         for clock_ms in [0, -5000] {
             let servers = primary_and_standby(version).await;

@@ -127,7 +127,7 @@ async fn tables_without_statistics_are_sampled() {
     assert!((9_000.0..11_000.0).contains(&rows), "{largest}");
     let nulls = report["obstacles"][0]["objects"][0].to_string();
     assert!(nulls.contains("25.0 % of the rows have none"), "{nulls}");
-    // Statistics of a tenth of the rows say nothing of today.
+    // Statistics of a tenth of the rows are no evidence about today's.
     base.batch_execute("DELETE FROM photos WHERE user_id = 7; ANALYZE photos")
         .await
         .unwrap();

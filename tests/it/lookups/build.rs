@@ -22,7 +22,8 @@ async fn installed(world: &World) {
 }
 
 on_each_version! {
-    /// Rows from before the look-up, two keys with one value among them, and callers meanwhile.
+    /// Rows from before the look-up, two keys with one value among them, and callers during the
+    /// build.
     async fn complete_means_that_every_row_is_found(version) {
         let world = World::with_tables(&[version, version], 8, &[("0001_users.sql", USERS)]).await;
         define(&world, EMAILS);

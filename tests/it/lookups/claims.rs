@@ -106,7 +106,7 @@ on_each_version! {
         assert_eq!(rows(&world).await, [(3, "a".to_owned())]);
     }
 
-    /// Many calls at once for few values: one row for each value, and nothing but `Taken` and
+    /// Many concurrent calls for few values: one row for each value, and nothing but `Taken` and
     /// `Busy`.
     async fn of_many_calls_one_gets_the_value(version) {
         let world = world(&[version, version], 8).await;

@@ -148,7 +148,7 @@ on_each_version! {
                 let sleeper = sleeper.clone();
                 tokio::spawn(async move { register(&sleeper, 1, "a").await })
             };
-            // Whoever is first, the other takes the value from it.
+            // Whichever of the two is first, the other takes the value from it.
             newcomer(&other, 2, "a").await;
             until(&looking, used).await;
             other.by_key(2).execute("DELETE FROM {shard}.users", &[]).await?;

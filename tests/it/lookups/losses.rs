@@ -56,7 +56,7 @@ on_each_version! {
         wanted.insert(33);
         assert_eq!(keys, wanted);
 
-        // Meanwhile another key has claimed a value whose entry is lost.
+        // In between, another key has claimed a value with a lost entry.
         register(&router, 100, "user10").await.unwrap();
         let found = run(&world, "repair", 1).await;
         assert_eq!(found["missing"], 12, "{found}");
@@ -74,7 +74,7 @@ on_each_version! {
         }
     }
 
-    /// What writers change meanwhile is no difference.
+    /// What writers change during the check is no difference.
     async fn a_check_beside_writers_finds_nothing(version) {
         let world = world(&[version, version], 8).await;
         let router = world.router().await;

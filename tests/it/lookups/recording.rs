@@ -88,7 +88,7 @@ on_each_version! {
             let id = if sql.ends_with('1') { 1_i64 } else { 2 };
             assert_eq!(router.by_key(id).execute(sql, &[]).await.unwrap(), 1);
         }
-        // And with one, meanwhile.
+        // And writes with a claim, in between.
         register(&router, 6, "e").await.unwrap();
         let taken = register(&router, 7, "e").await.unwrap_err();
         assert!(matches!(&taken, Error::Taken { key, .. } if key == "6"), "{taken}");
@@ -168,7 +168,7 @@ on_each_version! {
         assert_eq!(world.run(&["check"]).await.code(), 0);
     }
 
-    /// A new cluster runs all steps at once.
+    /// A new cluster runs all steps in one `migrate up`.
     async fn the_steps_of_a_look_up_run_on_empty_shards(version) {
         let world = recording(version, 4, &[]).await;
         add_step(&world, "0003_enforce.sql", "enforce").await;
@@ -222,7 +222,8 @@ on_each_version! {
         assert!(roles.contains(&&Value::from("web")), "{status}");
     }
 
-    /// Its rows are recorded or refused, and it is never told that a value belongs to no key.
+    /// Its rows are recorded or refused, and it never gets an answer that a value belongs to no
+    /// key.
     async fn a_process_with_another_config_gets_no_empty_answer(version) {
         let world = world(&[version], 4).await;
         let router = world.router().await;

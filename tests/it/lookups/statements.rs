@@ -42,7 +42,7 @@ on_each_version! {
         let router = world.router().await;
         let client = world.servers.app(0).await;
         let mut emails = (0..).map(|n| format!("user{n}@example.com"));
-        // The first refusal of a value whose entry is in shard 0, of a key in shard 1.
+        // The first refusal of a value with its entry in shard 0, for a key in shard 1.
         let mut refusal = async || loop {
             client.batch_execute("DELETE FROM shard_0000.pgshard_entry").await.unwrap();
             let refused = register(&router, 1, &emails.next().unwrap()).await.unwrap_err();

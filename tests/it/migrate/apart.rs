@@ -164,7 +164,7 @@ on_each_version! {
             "1 0 1",
             "no router finds what is half made"
         );
-        // Somebody reads what is left, and keeps a lock.
+        // Another session reads what is left, and keeps a lock.
         let visitor = world.servers.app(0).await;
         let half = lines(
             &db1,

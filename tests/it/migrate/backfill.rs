@@ -143,8 +143,8 @@ const KEYS: [(&str, &str); 17] = [
 ];
 
 on_each_version! {
-    /// Each row is touched once, whatever the keys are: PostgreSQL says what comes after what, and
-    /// not the texts of keys.
+    /// Each row is touched once, whatever the keys are: PostgreSQL determines what comes after
+    /// what, and not the texts of keys.
     async fn whatever_the_keys_are(version) {
         let tables: Vec<String> = KEYS
             .iter()
@@ -255,8 +255,8 @@ on_each_version! {
         assert_eq!(world.counted().await, once(2, 20));
     }
 
-    /// It is killed at any moment, interrupted, and run by two operators at once: each row is
-    /// touched once. A further run has nothing to do; an edited statement is refused.
+    /// It is killed at any moment, interrupted, and run by two operators at the same time: each row
+    /// is touched once. A further run has nothing to do; an edited statement is refused.
     async fn each_row_once(version) {
         let world = world(version, 6, 2000).await;
         let file = world.count_file();
@@ -437,7 +437,7 @@ on_each_version! {
             "{}",
             unset.stderr
         );
-        // A host whose name differs from the config's is not written to.
+        // A host with a name that differs from the config's is not written to.
         db1.batch_execute("UPDATE pgshard.cluster SET host_name = 'db7'")
             .await
             .unwrap();

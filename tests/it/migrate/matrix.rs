@@ -220,7 +220,7 @@ impl World {
     }
 }
 
-/// One round. If it panics, it tells the story; the same seed gives the same round.
+/// One round. If it panics, it prints the story; the same seed gives the same round.
 async fn round(version: u32, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let files: Vec<(String, String)> = (2..rng.usize(6..9))
@@ -325,7 +325,7 @@ async fn recorded(world: &World) -> usize {
 }
 
 on_each_version! {
-    /// Two rounds, or as many as the environment says.
+    /// Two rounds, or as many as the environment sets.
     async fn random_runs_end_as_expected(version) {
         let number = |name: &str| {
             std::env::var(name)

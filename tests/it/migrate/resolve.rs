@@ -1,4 +1,4 @@
-//! `pgshard migrate resolve`: what an operator says about a migration that ran in part.
+//! `pgshard migrate resolve`: an operator's statement about a migration that ran in part.
 
 use crate::support::World;
 
@@ -34,7 +34,7 @@ on_each_version! {
             --accept-edit`"
         ));
 
-        // If it cannot be true, or nobody knows the file, nothing is written.
+        // If it cannot be true, or the file is not known, nothing is written.
         let before = world.everything().await;
         let wrong = world
             .run(&["migrate", "resolve", "0002_titles", "--applied"])
@@ -158,7 +158,7 @@ on_each_version! {
         );
     }
 
-    /// An index that somebody has made by hand, and that is not valid, is none: its migration does
+    /// An index that was made by hand, and that is not valid, does not count: its migration does
     /// not count as run.
     async fn an_index_that_is_not_valid(version) {
         let world = World::new(&[version], 4).await;

@@ -115,7 +115,7 @@ on_each_version! {
         );
     }
 
-    /// A role whose sessions and transactions may not last long has migrations that do.
+    /// A role with short limits on sessions and transactions has migrations that take longer.
     async fn limits_of_the_role(version) {
         let world = World::new(&[version], 4).await;
         let superuser = world.servers.superuser(0).await;
@@ -208,7 +208,7 @@ on_each_version! {
     }
 
     /// Ctrl-C, SIGTERM and SIGKILL end what the server does, so that the application does not wait
-    /// behind it. If something is still running, the next run says which process it is.
+    /// behind it. If something is still running, the next run reports which process it is.
     async fn a_run_that_is_interrupted(version) {
         let world = World::new(&[version], 4).await;
         world.file((

@@ -1,5 +1,5 @@
-//! What stands in the files of migrations: the schema's name in strings, COPY, and names that
-//! PostgreSQL changes.
+//! The contents of migration files: the schema's name in strings, COPY, and names that PostgreSQL
+//! changes.
 
 use crate::support::{Ran, World};
 
