@@ -105,8 +105,8 @@ fn found(audit: &Value) -> Vec<String> {
     found
 }
 
-/// Checks that a move ended with this difference, that everybody is told, and that the old copy
-/// stays.
+/// Checks that a move ended with this difference, that every command reports it, and that the old
+/// copy stays.
 async fn differs(
     world: &World,
     ran: &Ran,
@@ -175,8 +175,8 @@ async fn differs(
 }
 
 on_each_version! {
-    /// Somebody alters the shard right after it is open at the target, as a migration may: that is
-    /// no loss.
+    /// Another session alters the shard right after it is open at the target, as a migration may:
+    /// that is no loss.
     async fn altered_right_after_the_open(version) {
         let world = world(version, 4).await;
         let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online"];
@@ -252,7 +252,7 @@ on_each_version! {
             world.run(&["moves", "continue", &id]).await.ended(0);
             differs(&world, &Ran::of(mover).await, (shard, &id), 0, &expected).await;
         }
-        // A key that comes twice is an error at once, and the source serves.
+        // A key that comes twice is an error immediately, and the source serves.
         let (mover, id) = held(&world, 3, "double").await;
         db1.batch_execute(
             "INSERT INTO shard_0003.notes VALUES ('new', \
@@ -292,7 +292,7 @@ on_each_version! {
             shard_0000.notes";
         let rows: String = db1.query_one(sql, &[]).await.unwrap().get(0);
         assert_eq!(rows, "fine x, new failpoint, old failpoint, same x");
-        // Another old copy is dropped by somebody who insists.
+        // Another old copy is dropped with `--unaudited`.
         let second = entries
             .iter()
             .find(|entry| entry.shard.as_i32() == 1)
@@ -413,7 +413,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// An audit has a time limit, and says what it did not compare. The comparison of blocking
+    /// An audit has a time limit, and reports what it did not compare. The comparison of blocking
     /// moves behind the fence counts as their audit.
     async fn audits_have_a_time_limit(version) {
         let world = world(version, 8).await;
@@ -540,13 +540,13 @@ on_mixed_versions! {
             again.ended(if expected == "audited" { 0 } else { 8 });
         }
         // A row is altered after the open, and deleted between its comparison and the look for
-        // later writes: of a row that is gone nothing shows that somebody had written to it.
+        // later writes: nothing shows that a deleted row had been written to.
         let args = ["move", "6", "--to", "db2", "--yes", "--mode", "online"];
         world.run_until(&args, "before audit=kill").await.ended(-9);
         let sql = "SELECT move_id::text FROM pgshard.move WHERE shard_id = 6 AND phase <> \
             'aborted'";
         let id: String = db1.query_one(sql, &[]).await.unwrap().get(0);
-        // The server was started anew above.
+        // The server was started again above.
         let db2 = world.servers.app(1).await;
         db2.batch_execute("UPDATE shard_0006.notes SET line = 'y' WHERE id = 'old'")
             .await
@@ -571,7 +571,7 @@ on_mixed_versions! {
         locker.batch_execute("COMMIT").await.unwrap();
         let told = crate::support::Ran::of(audit).await.ended(8).last()["audits"]["6"].clone();
         assert_eq!(told["state"], "not audited", "{told}");
-        // A lost change can also be found late, as long as nobody has written to the table since.
+        // A lost change can also be found late, as long as the table was not written to since.
         let (mover, id) = held(&world, 4, "drop").await;
         db1.batch_execute(
             "INSERT INTO shard_0004.notes VALUES ('new', \

@@ -130,7 +130,7 @@ impl Application {
     }
 
     /// Works while a command runs that stops itself before it fences the shard; then runs one more
-    /// round, and goes on until the shard is closed.
+    /// round, and continues until the shard is closed.
     async fn meanwhile(&mut self, child: Child, target: &Client) {
         let pid = child.id().unwrap();
         let first = self.round;

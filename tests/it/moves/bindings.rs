@@ -255,8 +255,8 @@ on_each_version! {
         assert!(ran.ended(4).stderr.contains(said), "{}", ran.stderr);
     }
 
-    /// What the open runs is refused there for good: the shard is served again at once, and not
-    /// closed while it is tried for seconds.
+    /// A statement of the open is refused there permanently: the shard is served again immediately,
+    /// and not closed while the open is tried for seconds.
     async fn a_refused_open_ends_the_pause_at_once(version) {
         let world = World::new(&[version, version], 4).await;
         let app = world.servers.app(0).await;

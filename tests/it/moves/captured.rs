@@ -1,4 +1,4 @@
-//! Change data capture, as docs/cdc.md describes it: a slot on each host, of whose changes a
+//! Change data capture, as docs/cdc.md describes it: a slot on each host; of its changes, a
 //! consumer takes those of schemas that are named like shards.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ fn value<'a>(columns: &'a str, name: &str) -> Option<&'a str> {
     Some(rest.split(' ').next()?.trim_matches('\''))
 }
 
-/// The number of a shard whose schema has exactly this name; copies of moves have longer names.
+/// The number of the shard with exactly this schema name; copies of moves have longer names.
 fn shard(schema: &str) -> Option<u16> {
     schema.strip_prefix("shard_")?.parse().ok()
 }

@@ -85,8 +85,8 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
         // gc leaves alone what can be resumed.
         let gc = world.mover().gc().await;
         assert!(gc.failed.is_empty(), "{name}: {gc:?}");
-        // The exception is a target that nobody is going to open: there, the failed mover has given
-        // its lease back.
+        // The exception is a target that no process is going to open: there, the failed mover has
+        // given its lease back.
         let opened = |thing: &pgshard::mover::Cleaned| {
             name == "after decide" && thing.what.ends_with("opened")
         };

@@ -140,8 +140,8 @@ async fn judge(world: &World, did: &Did) {
     ] {
         assert!(!told.contains(wrong), "{wrong}: {told}");
     }
-    // On a slow machine a lease ends early. Then somebody else may abort or go on, and the words
-    // allow for each.
+    // On a slow machine a lease ends early. Then another operator may abort or continue the move,
+    // and the words allow for each.
     if told.contains("has lost its lease") {
         let worked = matches!(did.args[0].as_str(), "move" | "drain" | "rebalance")
             || matches!(did.args[1].as_str(), "resume" | "abort" | "complete");
@@ -191,7 +191,7 @@ async fn judge(world: &World, did: &Did) {
     }
 }
 
-/// Waits for the rest, and ends holds and pauses meanwhile.
+/// Waits for the rest, and ends holds and pauses in that time.
 async fn settled(world: &World, rest: impl Future<Output = Vec<Did>>) -> Vec<Did> {
     let mut rest = std::pin::pin!(rest);
     loop {
@@ -199,7 +199,7 @@ async fn settled(world: &World, rest: impl Future<Output = Vec<Did>>) -> Vec<Did
             did = &mut rest => return did,
             () = tokio::time::sleep(Duration::from_secs(2)) => {
                 for one in listed(world).await.iter().filter(|one| is_open(one) && one["desired"] != "go") {
-                    // It may have ended meanwhile.
+                    // It may have ended since.
                     world.run(&["moves", "continue", one["move"].as_str().unwrap()]).await;
                 }
             }
@@ -258,7 +258,7 @@ async fn round(world: &World, rng: &mut Rng) {
     for one in &did {
         judge(world, one).await;
     }
-    // What is open now was left by somebody who said so, and anybody can continue it.
+    // What is open now was left by a command that reported it, and any operator can continue it.
     for left in listed(world).await.iter().filter(|one| is_open(one)) {
         let id = left["move"].as_str().unwrap();
         assert_eq!(left["at_work"].as_array().map(Vec::len), Some(0), "{left}");
@@ -285,7 +285,7 @@ async fn round(world: &World, rng: &mut Rng) {
     }
     for kept in listed(world).await {
         assert!(!is_open(&kept), "{kept}");
-        // A mover that was killed, or stopped, may have left shards that nobody has audited.
+        // A mover that was killed, or stopped, may have left shards without an audit.
         let args = [
             "moves",
             "complete",
@@ -298,8 +298,8 @@ async fn round(world: &World, rng: &mut Rng) {
 }
 
 on_mixed_versions! {
-    /// Nothing is lost, nobody's mover is harmed, what each command says is true, and nothing is
-    /// left behind.
+    /// Nothing is lost, no mover is harmed, what each command reports is true, and nothing is left
+    /// behind.
     15: async fn a_crowd_of_operators(version) {
         let seed = number("PGSHARD_CROWD_SEED", 1);
         let rounds = number("PGSHARD_CROWD_ROUNDS", 3);

@@ -1,5 +1,5 @@
-//! A mover whose sessions end under it, while it copies, waits or follows: by a clean restart of a
-//! host, or by something between the hosts that ends idle connections. It carries on.
+//! A mover that loses its sessions while it copies, waits or follows: by a clean restart of a host,
+//! or by something between the hosts that ends idle connections. It carries on.
 
 use pgshard::dev::StopMode;
 use rustix::process::{Pid, Signal, kill_process};
@@ -196,7 +196,7 @@ on_each_version! {
         world.audit(notes.tolerably()).await;
     }
 
-    /// A host without a free connection is asked again, and nothing is said of a fence.
+    /// A host without a free connection is tried again, and nothing is reported about a fence.
     async fn a_mover_that_copies_waits_for_connections(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let fill = "INSERT INTO shard_0000.users (name) VALUES ('u');

@@ -1,4 +1,4 @@
-//! What routers and `moves gc` do about movers that died and that nobody resumes.
+//! What routers and `moves gc` do about the moves of dead movers that no operator resumes.
 
 use std::time::{Duration, Instant};
 

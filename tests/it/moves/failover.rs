@@ -72,7 +72,7 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
 
 on_each_version! {
     /// The target fails over while the shards wait before their fence. The slot has confirmed what
-    /// the promoted server lacks: the mover says so, and a resume copies again.
+    /// the promoted server lacks: the mover reports that, and a resume copies again.
     async fn of_the_target(version) {
         let world = World::with_standby(version, 2, 1).await;
         let db1 = world.servers.app(0).await;
@@ -116,7 +116,7 @@ on_each_version! {
     }
 
     /// The host of an old copy fails over while the copy is fed: there is no longer a reverse
-    /// replication, and whoever asks is told.
+    /// replication, and every command about it reports that.
     async fn of_the_host_of_an_old_copy(version) {
         let world = World::with_standby(version, 2, 0).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
@@ -153,7 +153,7 @@ on_each_version! {
         );
         assert_eq!(world.state(1, 0).await, "serving");
         writer.abort();
-        // The same with nobody feeding it: a rollback checks by itself.
+        // The same without a running feed: a rollback checks by itself.
         standby
             .batch_execute("UPDATE pgshard.back SET lost = NULL")
             .await
@@ -172,7 +172,7 @@ on_each_version! {
         }
     }
 
-    /// For `*` PostgreSQL counts every stream that says what it has flushed as a standby. The
+    /// For `*` PostgreSQL counts every stream that reports what it has flushed as a standby. The
     /// mover's stream is none, also where the setting comes later: while the standby is gone, a
     /// commit waits although the target has its row. The slot is confirmed nevertheless.
     async fn a_stream_is_no_standby(version) {
@@ -312,7 +312,7 @@ async fn of_a_source_whose_slot_comes_over() {
         .spawn()
         .unwrap();
     let pid = stopped(&child).await;
-    // A mover makes none like this. Somebody may alter it.
+    // A mover makes none like this, but the slot may be altered.
     let id = lines(&db1, "SELECT move_id::text FROM pgshard.move")
         .await
         .trim()
@@ -363,7 +363,7 @@ async fn of_a_source_whose_slot_comes_over() {
         "SELECT count(*) = 3 FROM shard_0000__incoming.users WHERE name = 'lost'",
     )
     .await;
-    // The source's WAL goes on meanwhile: the mover's own lease is in it.
+    // The source's WAL advances in that time: the mover's own lease is in it.
     let lost = lines(&db1, "SELECT pg_current_wal_lsn()::text").await;
     let lost = format!(
         "SELECT confirmed_flush_lsn >= '{}' FROM pg_replication_slots WHERE failover",

@@ -8,8 +8,8 @@ const LATER: &str = "UPDATE pgshard.move SET fingerprint = '99:' || md5(fingerpr
     UPDATE pgshard.back SET fingerprint = '99:' || md5(fingerprint)";
 
 on_each_version! {
-    /// A move under way copies its shard again. An old copy is dropped where the shard has the same
-    /// definition today; else, and where it is to be taken back, it is said what is unknown, and
+    /// A move under way copies its shard again. An old copy is dropped if the shard has the same
+    /// definition today; otherwise, and for a rollback, the error names what is unknown, and
     /// everything stays.
     async fn of_another_version(version) {
         let world = World::new(&[version, version], 8).await;

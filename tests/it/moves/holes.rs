@@ -6,7 +6,7 @@ use crate::support::{Ran, World, other};
 
 on_each_version! {
     /// There, back and there again: an old signpost under the shard's name captures no default and
-    /// no function of the schema that is built beside it, and dropping it drops nothing else.
+    /// no function of the schema that is built next to it, and dropping it drops nothing else.
     async fn old_signposts_capture_nothing(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -135,7 +135,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// An attempt whose fence is gone decides nothing, whatever it has copied.
+    /// An attempt without its fence decides nothing, whatever it has copied.
     async fn an_earlier_attempt_decides_nothing(version) {
         let world = World::new(&[version, version], 2).await;
         let db = world.servers.app(0).await;
@@ -153,7 +153,7 @@ on_each_version! {
             .await
             .unwrap()
             .get(0);
-        // Somebody swaps back after the deadline, writes, and the same mover fences again.
+        // A session swaps back after the deadline, writes, and the same mover fences again.
         let call = |sql: &str| sql.replace("$id", &id).replace("$lease", &lease);
         db.batch_execute(
             "UPDATE pgshard.shard SET fence_deadline = now() - interval '1 s' WHERE \

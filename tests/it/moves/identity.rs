@@ -1,5 +1,5 @@
-//! Tables whose rows the stream cannot identify: during an online move they are lent a replica
-//! identity, while others write, and it is taken back however the move ends.
+//! Tables with rows that the stream cannot identify: an online move lends them a replica identity,
+//! while others write, and takes it back however the move ends.
 
 use std::time::Duration;
 
@@ -88,8 +88,8 @@ async fn work(client: Client, first: u32) -> u32 {
     }
 }
 
-/// The replica identities of shard 0 where it is served, and what the control schema says about
-/// lent ones.
+/// The replica identities of shard 0 where it is served, and what the control schema has recorded
+/// about lent ones.
 async fn identities(world: &World, host: usize) -> String {
     let sql = "SELECT c.relname::text || ' ' || c.relreplident::text || coalesce(' ' || \
         x.relname::text, '')
@@ -128,8 +128,8 @@ async fn alike(world: &World) {
     assert!(!ran.stdout.contains("ddl_differs"), "{}", ran.stdout);
 }
 
-/// Checks that a host's old copy of shard 0 has the same rows as what another serves, which nobody
-/// has written to.
+/// Checks that a host's old copy of shard 0 has the same rows as what another serves, without
+/// writes since.
 async fn compare(world: &World, (from, left): (usize, &str), to: usize) {
     for table in TABLES_OF_KEYLESS {
         let sql = |schema: &str| {
@@ -246,7 +246,7 @@ on_each_version! {
     }
 }
 
-/// Nothing is altered if nobody wants it.
+/// Nothing is altered with `--no-replica-identity`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn none_are_lent_where_none_are_wanted() {
     let world = world(&[15, 18]).await;
@@ -280,7 +280,7 @@ async fn none_are_lent_where_none_are_wanted() {
     all_is_as_it_was(&world, 0).await;
 }
 
-/// A table that somebody uses all the time gets its identity in between, and nobody waits for
+/// A table that is in use all the time gets its identity in between, and no session waits for
 /// longer than one try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_in_use_is_waited_for() {
@@ -317,7 +317,7 @@ async fn a_table_in_use_is_waited_for() {
     all_is_as_it_was(&world, 1).await;
 }
 
-/// A table that somebody has locked is named, and does not stop the others.
+/// A table that another session has locked is named, and does not stop the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_cannot_be_taken_back_is_named() {
     let world = world(&[18, 15]).await;
@@ -370,7 +370,7 @@ async fn one_that_cannot_be_taken_back_is_named() {
     all_is_as_it_was(&world, 1).await;
 }
 
-/// A key or an identity that somebody gives to a table meanwhile stays.
+/// A key or an identity that a table is given during the move stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_somebody_altered_since_stays() {
     let world = world(&[15, 18]).await;
@@ -463,8 +463,8 @@ on_each_version! {
             ALTER TABLE {shard}.whole REPLICA IDENTITY FULL;";
         let world = World::with_tables(&[version, version], 2, &[("0001_coded.sql", coded)]).await;
         let db1 = world.servers.app(0).await;
-        // Somebody follows all that the target does, so that each table needs its replica identity
-        // for what is applied.
+        // A publication has all of the target's tables, so that each needs its replica identity for
+        // what is applied.
         let everything = "CREATE PUBLICATION everything FOR ALL TABLES";
         world
             .servers

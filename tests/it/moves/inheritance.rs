@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::{World, lines, other, rounds};
 
-/// A child made by INHERITS, one with two parents, one whose columns are in another order, a child
+/// A child made by INHERITS, one with two parents, one with its columns in another order, a child
 /// of a child.
 const SCHEMA: &str = r#"
     CREATE TABLE {shard}.parents (id bigint PRIMARY KEY, v text NOT NULL DEFAULT 'x', n int CHECK (n >= 0));
@@ -42,7 +42,7 @@ fn round(n: u32) -> String {
              11;"
         );
     }
-    // And all of them at once.
+    // And all of them in one statement.
     sql += &format!(
         "UPDATE parents SET v = v || 'a' WHERE {newest} AND id % 13 = {n} % 13;
          UPDATE plain SET v = v || 'a' WHERE {newest} AND id % 13 = {n} % 13;

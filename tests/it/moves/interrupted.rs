@@ -1,4 +1,4 @@
-//! Commands that hear Ctrl-C and SIGTERM end in order: what they hold is given back at once, and
+//! Commands that get Ctrl-C and SIGTERM end in order: what they hold is given back immediately, and
 //! what is left is named.
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -36,7 +36,7 @@ async fn held(db: &Client) -> String {
     lines(db, sql).await
 }
 
-/// The shards whose old copies are kept.
+/// The shards with kept old copies.
 async fn kept(db: &Client) -> String {
     let sql = "SELECT coalesce(string_agg(shard_id::text, ',' ORDER BY shard_id), '')
         FROM pgshard.move WHERE phase = 'kept'";
@@ -44,8 +44,8 @@ async fn kept(db: &Client) -> String {
 }
 
 on_each_version! {
-    /// Whether it waits between two looks, is in the midst of one, or has just begun: nobody is at
-    /// work afterwards.
+    /// Whether it waits between two looks, is in the midst of one, or has just begun: no process is
+    /// at work afterwards.
     async fn a_feed_gives_back_what_it_holds(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -65,7 +65,7 @@ on_each_version! {
             let ran = Ran::of(feed).await;
             wrong.push((format!("{how:?}"), ran.code(), held(&db1).await));
         }
-        // A look asks the new host who serves the shard.
+        // A look queries the new host about who serves the shard.
         let feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
         until(&db1, "SELECT EXISTS (SELECT FROM pgshard.mover)").await;
         db2.execute(
@@ -84,7 +84,7 @@ on_each_version! {
         let ran = Ran::of(feed).await;
         db2.batch_execute("ROLLBACK").await.unwrap();
         wrong.push(("in a look".to_owned(), ran.code(), held(&db1).await));
-        // Whoever begins writes into the journal that it has the shard.
+        // A process that begins writes into the journal that it has the shard.
         let locker = world.servers.app(0).await;
         locker
             .batch_execute("BEGIN; SELECT FROM pgshard.move FOR UPDATE")
@@ -102,8 +102,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// However often it is asked, a mover is not cut off between the fence and the open: the source
-    /// serves again.
+    /// However many signals it gets, a mover is not cut off between the fence and the open: the
+    /// source serves again.
     async fn a_move_stops_in_order(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let db1 = world.servers.app(0).await;
@@ -239,8 +239,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// An old copy is checked when it is its turn: a view that somebody has made on it since the
-    /// command began is not dropped with it.
+    /// An old copy is checked when it is its turn: a view that was created on it since the command
+    /// began is not dropped with it.
     async fn an_old_copy_that_came_into_use_is_kept(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let db1 = world.servers.app(0).await;
@@ -282,7 +282,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Of several moves, those that were not begun are left; a second Ctrl-C waits for nobody.
+    /// Of several moves, those that were not begun are left; a second Ctrl-C waits for nothing.
     async fn complete_all_ends_between_two_moves(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let db1 = world.servers.app(0).await;

@@ -1,4 +1,4 @@
-//! Transactions whose commit is in the WAL, and which nobody sees yet, because they wait for a
+//! Transactions with a commit in the WAL that no session sees yet, because they wait for a
 //! synchronous standby.
 
 use std::time::Duration;

@@ -51,8 +51,8 @@ on_each_version! {
         }
         world.audit_places().await;
     }
-    /// A VACUUM of a large table takes hours, and changes no row: nobody waits for it before the
-    /// rows are copied.
+    /// A VACUUM of a large table takes hours, and changes no row: the mover does not wait for it
+    /// before the rows are copied.
     async fn a_copy_does_not_wait_for_vacuum(version) {
         let world = World::new(&[version, version], 2).await;
         let args = [

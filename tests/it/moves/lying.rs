@@ -1,10 +1,10 @@
-//! A source whose catalogs say more than they should: a statement at the target stays one
+//! A source with catalogs that return more than they should: a statement at the target stays one
 //! statement, and no text from the source ends it and begins another.
 
 use crate::support::{World, lines};
 
-/// A function of the source's server, what it says now, and what it is meant to end: a table's
-/// columns, a trigger and a foreign key, an index, a view.
+/// A function of the source's server, what it now returns in addition, and what it is meant to end:
+/// a table's columns, a trigger and a foreign key, an index, a view.
 const LIES: [(&str, &str, &str); 5] = [
     (
         "pg_get_expr(pg_node_tree, oid)",
@@ -57,7 +57,7 @@ on_each_version! {
             .unwrap();
         for (function, lie, what) in LIES {
             let (name, argument) = function.trim_end_matches(')').split_once('(').unwrap();
-            // What it has said until now, and more; for expressions only for a default.
+            // What it has returned until now, and more; for expressions only for a default.
             let arguments: Vec<String> = (1..=argument.split(',').count())
                 .map(|at| format!("${at}"))
                 .collect();
