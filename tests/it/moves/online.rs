@@ -58,7 +58,7 @@ on_each_version! {
 }
 
 on_mixed_versions! {
-    /// Several shards at once, through one slot, during every kind of write; there and back.
+    /// Several shards in one move, through one slot, during every kind of write; there and back.
     15: async fn shards_go_and_come_back_under_writers(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let writers = Writers::start(&world, 6).await;

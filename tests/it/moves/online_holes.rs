@@ -62,7 +62,7 @@ async fn flush_late(world: &World, host: usize) {
     db.batch_execute("SELECT pg_reload_conf()").await.unwrap();
 }
 
-/// Lets a mover that has stopped itself go on; if its move has not ended then, it is resumed.
+/// Lets a mover that has stopped itself continue; if its move has not ended then, it is resumed.
 async fn to_the_end(world: &World, child: Child, pid: rustix::process::Pid) {
     go_on(pid);
     let ran = never_stopped(child).await;
@@ -77,7 +77,7 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
     lines(&world.servers.app(host).await, &sql).await
 }
 
-/// A world whose shards have this table in addition.
+/// A world with this table in its shards in addition.
 async fn world(version: u32, tables: &str) -> World {
     let tables = format!(
         "CREATE TABLE {{shard}}.users (id bigint PRIMARY KEY DEFAULT {{shard}}.next_id(), name \
@@ -125,8 +125,8 @@ const BOUND: [(&str, &str); 6] = [
 
 on_each_version! {
     /// What is bound by OID is not stopped by the signpost. If it is created long after the plan
-    /// was judged, it stops the move behind the fence, and the source serves on; without it the
-    /// move goes on.
+    /// was judged, it stops the move behind the fence, and the source continues to serve; without
+    /// it the move continues.
     async fn what_is_bound_by_oid_later_stops_the_move(version) {
         let world = world(
             version,
@@ -247,8 +247,9 @@ on_each_version! {
         }
     }
 
-    /// The source crashes right after a swap, whose commit does not wait for the disk. Where it is
-    /// lost, the source serves again, and what is written then goes along when the move is resumed.
+    /// The source crashes right after a swap, and the commit of the swap does not wait for the
+    /// disk. If it is lost, the source serves again, and what is written then is moved too when the
+    /// move is resumed.
     async fn a_swap_that_is_lost(version) {
         let world = world(version, "").await;
         for host in 0..2 {
@@ -302,9 +303,10 @@ on_each_version! {
         assert!(lost > 0, "a swap is lost");
     }
 
-    /// The target crashes right after its open, whose commit does not wait for the disk. Where it
-    /// is lost, whoever goes on opens the target again: the mover itself, or a resume if the mover
-    /// died as well. What was written there before the crash is durable, and then so is the open.
+    /// The target crashes right after its open, and the commit of the open does not wait for the
+    /// disk. If it is lost, the target is opened again: by the mover itself, or by a resume if the
+    /// mover died as well. What was written there before the crash is durable, and then so is the
+    /// open.
     async fn an_open_that_is_lost(version) {
         let world = world(version, "").await;
         for host in 0..2 {
@@ -625,8 +627,8 @@ on_each_version! {
         pretty_equal(&world, "docs").await;
     }
 
-    /// Rows that refer to each other and unique values that are exchanged in one statement, while
-    /// the move goes on.
+    /// Rows that refer to each other and unique values that are exchanged in one statement, during
+    /// the move.
     async fn self_references_and_swapped_pairs_are_applied(version) {
         let world = world(
             version,

@@ -1,4 +1,4 @@
-//! Several operators at the same time: whoever works on a move is left alone, and can be asked.
+//! Several operators at the same time: a mover at work on a move is left alone, and takes requests.
 
 use std::time::Duration;
 
@@ -89,8 +89,8 @@ on_each_version! {
     }
 }
 
-/// A move is named by how its ID begins, what is not clear is asked back, and all old copies go by
-/// one command.
+/// A move can be named by the beginning of its ID, an ambiguous one is refused, and one command
+/// drops all old copies.
 #[tokio::test(flavor = "multi_thread")]
 async fn moves_by_the_beginning_of_their_ids() {
     let world = World::new(&[15, 15], 4).await;
@@ -175,8 +175,8 @@ async fn moves_by_the_beginning_of_their_ids() {
 }
 
 on_mixed_versions! {
-    /// Whatever a second operator tries, the first one's mover works on, and the second is told who
-    /// it is.
+    /// Whatever a second operator tries, the first one's mover continues, and the second gets its
+    /// identity.
     15: async fn a_living_mover_is_left_alone(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -205,7 +205,7 @@ on_mixed_versions! {
                 ran.stderr
             );
         }
-        // It has other shards to balance, and says which ones it leaves alone.
+        // It has other shards to balance, and reports which ones it leaves alone.
         let ran = world.run(&["rebalance", "--yes"]).await;
         assert!(ran.ended(0).stderr.contains(&pid), "{}", ran.stderr);
         let gc = world.run(&["moves", "gc"]).await.ended(0).last();
@@ -227,8 +227,7 @@ on_mixed_versions! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A mover that is asked to stop, from another process, does so; the move is resumed with its
-    /// hold.
+    /// A mover that another process requests to stop does so; the move is resumed with its hold.
     18: async fn a_mover_is_asked_to_stop(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -257,7 +256,7 @@ on_mixed_versions! {
             (Some(0), Some("hold")),
             "{listed}"
         );
-        // Nobody is left to be asked.
+        // There is no mover left to stop.
         let told = world.run(&["moves", "stop", &id]).await.ended(0).last();
         assert_eq!(told["asked_of"].as_array().map(Vec::len), Some(0), "{told}");
         let second = world
@@ -271,8 +270,8 @@ on_mixed_versions! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A mover that is asked to abort does so; both it and the asking command say so, and nothing
-    /// of the move is left.
+    /// A mover that is requested to abort does so; both it and the requesting command report it,
+    /// and nothing of the move is left.
     15: async fn a_mover_is_asked_to_abort(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -285,7 +284,7 @@ on_mixed_versions! {
             first.stderr
         );
         assert!((0..3).all(|shard| world.host_of(shard) == 0));
-        // A blocking move, and one whose mover is in the middle of its copy.
+        // A blocking move, and one with its mover in the middle of its copy.
         for mode in ["blocking", "online"] {
             let args = [
                 "move", "0-2", "--to", "db2", "--yes", "--mode", mode, "--hold",
@@ -308,7 +307,7 @@ on_mixed_versions! {
         }
     }
 
-    /// If two resume a dead mover's move at once, one of them gets all of it.
+    /// If two processes resume a dead mover's move at the same time, one of them gets all of it.
     18: async fn a_dead_movers_shards_have_one_heir(version) {
         let world = World::new(&[version, other(version)], 12).await;
         let writers = Writers::start(&world, 2).await;

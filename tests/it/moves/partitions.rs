@@ -1,5 +1,5 @@
 //! Partitioned tables: moved online while rows change their partition, there and back, and altered
-//! meanwhile.
+//! during the move.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,8 +44,8 @@ const SCHEMA: &str = r#"
     INSERT INTO {shard}."Numbered" (at) SELECT generate_series(1, 20);
 "#;
 
-/// What a round does: new rows, rows that move to another partition and some that come back at
-/// once, a partition that is emptied, and sometimes all of them, unless it is calm.
+/// What a round does: new rows, rows that move to another partition and some that come back
+/// immediately, a partition that is emptied, and sometimes all of them, unless it is calm.
 fn round(n: u32, is_calm: bool) -> String {
     let s = "shard_0000";
     let truncate = match n % 80 {
@@ -143,8 +143,8 @@ async fn works_as_a_whole(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// There, taken back, and there again while rows change their partition all the time; then once
-    /// more with the shard closed. Every row and every definition is the same.
+    /// There, taken back, and there again while rows change their partition all the time; then
+    /// again with the shard closed. Every row and every definition is the same.
     async fn there_and_back(version) {
         let world = world(version).await;
         let (calm, stop) = (
@@ -201,7 +201,7 @@ on_each_version! {
     }
 
     /// Partitions are detached, attached or created while the shard is copied: the target was built
-    /// from something else, and the move says so, or builds it again.
+    /// from something else, and the move reports that, or builds it again.
     async fn partitions_may_change_while_copied(version) {
         let world = world(version).await;
         let db = world.servers.app(0).await;

@@ -1,5 +1,5 @@
-//! Somebody alters the publication of a move: PostgreSQL then leaves changes out of the stream
-//! without any sign.
+//! Another session alters the publication of a move: PostgreSQL then leaves changes out of the
+//! stream without any sign.
 
 use pgshard::mover::Phase;
 
@@ -7,11 +7,11 @@ use crate::support::{Ran, World, lines, until};
 
 const PUBLICATION: &str = "SELECT pubname FROM pg_publication WHERE pubname LIKE 'pgshard%'";
 
-/// Whichever is noticed first: before version 18 the server's refusal to go on, or that the
+/// Whichever is noticed first: before version 18 the server's refusal to continue, or that the
 /// publication is not there.
 const GONE: &str = "publication";
 
-/// What is done to the publication `{p}`, and what the move says; from which version on it can be
+/// What is done to the publication `{p}`, and the move's error; from which version on it can be
 /// done.
 const ALTERATIONS: [(&str, &str, u32); 6] = [
     (

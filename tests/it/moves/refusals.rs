@@ -33,7 +33,7 @@ fn not_movable(report: &serde_json::Value) -> Vec<String> {
 }
 
 on_each_version! {
-    /// Preflight says everything at once, with the remedies, and changes nothing.
+    /// Preflight reports everything in one error, with the remedies, and changes nothing.
     async fn every_reason_at_once(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
@@ -102,8 +102,8 @@ on_each_version! {
         assert_eq!(world.everything().await, before);
     }
 
-    /// The plan warns about what makes a move slow or hard, before anybody is asked; what makes it
-    /// impossible is refused.
+    /// The plan warns about what makes a move slow or hard, before the operator has to confirm;
+    /// what makes it impossible is refused.
     async fn what_an_operator_should_know(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let (root, writer) = (world.servers.superuser(1).await, world.servers.app(0).await);
@@ -704,7 +704,7 @@ on_each_version! {
         assert_eq!(world.everything().await, before);
     }
 
-    /// A transaction holds a lock on the shard: the fence is taken back each time, and whoever is
+    /// A transaction holds a lock on the shard: the fence is taken back each time, and the session
     /// in the way is named.
     async fn a_long_transaction_is_in_the_way(version) {
         let world = World::new(&[version, version], 4).await;
@@ -764,7 +764,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A generated column whose function is not immutable, although it says so, gives other values
+    /// A generated column with a function that is declared immutable, but is not, has other values
     /// at the target: the digests show it.
     async fn a_copy_that_differs(version) {
         let world = World::new(&[version, version], 4).await;
@@ -789,8 +789,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// What fails before the shard is claimed is in no journal: nothing waits for a resume, and
-    /// nobody is told so.
+    /// What fails before the shard is claimed is in no journal: nothing waits for a resume, and no
+    /// output suggests one.
     async fn failed_before_it_began(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let admin = world.servers.superuser(0).await;
@@ -864,8 +864,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Something outside is bound to the shard meanwhile: the move stops, says what it is, and the
-    /// source serves.
+    /// Something outside is bound to the shard during the move: the move stops, reports what it is,
+    /// and the source serves.
     async fn bound_from_outside_meanwhile(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db = world.servers.app(0).await;

@@ -19,8 +19,8 @@ async fn counted(version: u32) -> World {
     world
 }
 
-/// Waits until these functions of a host's control schema have been called so often. Sessions tell
-/// of it when they end.
+/// Waits until these functions of a host's control schema have been called so often. Sessions
+/// report these statistics when they end.
 async fn calls(world: &World, host: usize, expected: &str) {
     let sql = format!(
         "SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) IS NOT DISTINCT FROM \
@@ -33,7 +33,7 @@ async fn calls(world: &World, host: usize, expected: &str) {
 
 on_each_version! {
     /// The mover dies between the rehearsal and the swap: everything is as if there had been none,
-    /// and the move can go on.
+    /// and the move can continue.
     async fn a_rehearsal_leaves_nothing(version) {
         let world = counted(version).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -66,8 +66,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Somebody has a row that the rehearsal needs: there is none, and the fence is none the worse
-    /// for it.
+    /// Another session has locked a row that the rehearsal needs: there is no rehearsal, and the
+    /// fence succeeds all the same.
     async fn a_fence_goes_without_a_rehearsal(version) {
         let world = counted(version).await;
         let (db1, mut db2) = (world.servers.app(0).await, world.servers.app(1).await);

@@ -130,7 +130,8 @@ const TRAPS: &str = "
 
 on_each_version! {
     /// The source is restored to before it decided, in each phase of a move: it and the target
-    /// serve the shard. The source stands down, and what it took meanwhile is kept.
+    /// serve the shard. The source stops serving it, and the rows that it took in that time are
+    /// kept.
     async fn a_source_that_has_lost_its_decision(version) {
         let world = World::new(&[version, version], 22).await;
         let mut moves = Vec::new();
@@ -206,7 +207,7 @@ on_each_version! {
             assert_eq!(again["repair"], "fine", "{again}");
         }
         world.run(&["moves", "gc"]).await.ended(0);
-        // What the wrong host took is dropped only if somebody says so.
+        // The rows that the wrong host took are dropped only on an explicit command.
         let kept = "SELECT DISTINCT move_id::text FROM pgshard.move WHERE phase = 'kept' ORDER BY \
             1";
         for id in lines(&db1, kept).await.lines() {
@@ -402,8 +403,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A target that is gone for good, and comes back nevertheless; an empty one; then a source
-    /// that is gone before it had said whether it had decided.
+    /// A target that is declared gone, and comes back nevertheless; an empty one; then a source
+    /// that is gone before it had reported whether it had decided.
     async fn a_host_that_is_gone(version) {
         let world = World::new(&[version, version], 12).await;
         for shard in 0..6 {
@@ -426,7 +427,7 @@ on_each_version! {
         killed(&world, 0, "online", "").await;
         killed(&world, 1, "blocking", "after decide").await;
         insert(&world, 1, 0, "there").await;
-        // Whoever has TRIGGER there may have set a trap meanwhile. Nothing else runs it either.
+        // A role with TRIGGER there may have set a trap in that time. Nothing else runs it either.
         world
             .servers
             .app(0)

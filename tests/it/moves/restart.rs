@@ -94,8 +94,8 @@ on_each_version! {
     }
 
     /// Neither host forces commits to disk, and both lose power right after the source has decided:
-    /// what makes the target ready, and what writers were told, is still there. So is an open once
-    /// the map is published.
+    /// what makes the target ready, and every acknowledged write, is still there. So is an open
+    /// once the map is published.
     async fn asynchronous_commits_are_not_lost(version) {
         let world = World::new(&[version, other(version)], 4).await;
         for host in 0..2 {

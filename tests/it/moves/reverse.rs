@@ -204,8 +204,8 @@ async fn one_that_is_being_made_is_left_alone() {
     world.audit_places().await;
 }
 
-/// A shard whose old copy is fed goes on to another host. The publication that feeds is pgshard's
-/// own: it is no loss, and nobody is told of it. That of an application is.
+/// A shard with an old copy that is fed moves to a third host. The publication of the feed is
+/// pgshard's own: it is no loss, and not reported. An application's publication is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fed_shard_moves_on() {
     let world = World::new(&[15, 18], 4).await;
@@ -240,7 +240,7 @@ async fn a_fed_shard_moves_on() {
     assert_eq!(told.matches("is not carried").count(), 1, "{told}");
 }
 
-/// A move that was told to make none makes none, even if another mover continues it.
+/// A move with `--no-reverse-replication` makes none, even if another mover continues it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn none_where_none_is_wanted() {
     let world = World::new(&[18, 15], 4).await;
@@ -295,7 +295,7 @@ async fn none_where_none_is_wanted() {
 }
 
 /// A rollback goes to several hosts, and each feeds its own shards' old copies. If one of them does
-/// not answer, `complete` drops the old copies of the others' shards, and says what is left.
+/// not answer, `complete` drops the old copies of the others' shards, and reports what is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ways_back_from_several_hosts() {
     let world = World::new(&[15, 18, 15], 6).await;
@@ -370,8 +370,8 @@ async fn ways_back_from_several_hosts() {
 }
 
 /// A rollback takes one shard of a feed, and dies. The slot that both need keeps what the shard
-/// lacks, nobody feeds meanwhile, and the feed goes on with the other shard when the rollback has
-/// ended.
+/// lacks, no process feeds in that time, and the feed continues with the other shard when the
+/// rollback has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_leaves_a_rollback_its_changes() {
     let world = World::new(&[15, 18], 4).await;

@@ -295,8 +295,8 @@ on_each_version! {
                     for client in &clients {
                         match client.batch_execute(deeds).await {
                             Ok(()) => wrote += 1,
-                            // Where the shard is not served, the signpost says so, or there is none
-                            // yet.
+                            // Where the shard is not served, the signpost raises an error, or there
+                            // is none yet.
                             Err(error)
                                 if error.code().is_some_and(|code| {
                                     ["SH001", "3F000", "42P01"].contains(&code.code())
@@ -325,7 +325,7 @@ on_each_version! {
             refused.is_empty(),
             "{wrote} transactions were done, and {refused:#?}"
         );
-        // Nobody writes any longer, so everything is compared completely, except the sequences,
+        // The writers have stopped, so everything is compared completely, except the sequences,
         // which are ahead.
         let refresh = "REFRESH MATERIALIZED VIEW shard_0000.moods; REFRESH MATERIALIZED VIEW \
             shard_0000.\"1st of all\"";
@@ -381,8 +381,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Identity, serial, shared and descending sequences go on: no value comes twice, and a move
-    /// skips as many as it says.
+    /// Identity, serial, shared and descending sequences continue: no value comes twice, and a move
+    /// skips as many as it reports.
     async fn sequences_go_on(version) {
         let tables = known(version, SCHEMA);
         let world =

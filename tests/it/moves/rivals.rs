@@ -45,7 +45,7 @@ on_each_version! {
             "{}",
             late.stderr
         );
-        // One comes while another is at work: it is told who that is, and how to stop it.
+        // One comes while another is at work: its error contains who that is, and how to stop it.
         let args = ["move", "4", "--to", "db1", "--yes"];
         let late = world
             .command(&args, &[("PGSHARD_FAILPOINT", "before claim=stop")])
@@ -123,7 +123,7 @@ on_each_version! {
         assert_eq!(on_db2, [0, 1, 2, 3, 11, 12, 13, 14, 15]);
     }
 
-    /// Two resume the same move: the work is done once, and the other is told who does it.
+    /// Two commands resume the same move: the work is done once, and the other reports who does it.
     async fn two_commands_resume_a_move_once(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let writers = Writers::start(&world, 2).await;

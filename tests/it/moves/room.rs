@@ -22,7 +22,7 @@ async fn fill_disk(world: &World, host: usize, table: &str) {
 }
 
 on_each_version! {
-    /// What was copied is dropped at once, the remedy begins with `abort`, and a resume copies
+    /// What was copied is dropped immediately, the remedy begins with `abort`, and a resume copies
     /// again.
     async fn a_full_disk_is_given_back_at_once(version) {
         let world = World::new(&[version, other(version)], 2).await;

@@ -39,8 +39,8 @@ async fn next(db: &Client, schema: &str, sequence: &str) -> Result<i64, String> 
 
 on_each_version! {
     /// A sequence of few values is set ahead only a little or not at all, and continues where it
-    /// was behind the fence, whatever was done to it meanwhile; online and blocking, there and
-    /// back.
+    /// was behind the fence, whatever was done to it during the move; online and blocking, there
+    /// and back.
     async fn short_sequences_go_on(version) {
         let world = World::with_tables(
             &[version, other(version)],

@@ -82,8 +82,8 @@ on_each_version! {
             .unwrap();
         go_on(pid);
         let moving = tokio::spawn(crate::support::never_stopped(child));
-        // It is given up before there is a slot, because the slot would wait for whoever has locked
-        // a table like this.
+        // It is given up before there is a slot, because the slot would wait for the session that
+        // has locked a table like this.
         let given_up = "SELECT EXISTS (SELECT FROM pgshard.move WHERE shard_id = 1 AND last_error \
             IS NOT NULL)";
         until(&world.servers.app(0).await, given_up).await;

@@ -8,7 +8,7 @@ const FILL: &str = "INSERT INTO shard_0000.users (name) VALUES ('u');
     SELECT id, repeat('x', 1000) FROM shard_0000.users, generate_series(1, 3000)";
 
 on_each_version! {
-    /// While rows are copied nobody reads the slot: the mover notices all the same, long before
+    /// While rows are copied nothing reads the slot: the mover notices all the same, long before
     /// everything is copied, and a resume copies again.
     async fn a_slot_that_is_dropped_while_copying_stops_the_move(version) {
         let world = World::new(&[version, other(version)], 2).await;
@@ -54,7 +54,7 @@ on_each_version! {
     }
 
     /// The same while the fence is held back, and the slot is read; and while a rollback is
-    /// possible, when nobody has to run for it.
+    /// possible, when no process has to run for it.
     async fn a_slot_that_is_dropped_later_is_reported(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let (db1, db2) = (
@@ -67,7 +67,7 @@ on_each_version! {
         let mover = world.command(&args, &[]).spawn().unwrap();
         let ready = "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready'";
         until(&db1, ready).await;
-        // Its reader comes back at once: whoever wants to drop it tries again.
+        // Its reader comes back immediately, so dropping it takes several tries.
         let drop = "DO $$ DECLARE slot record; BEGIN
             FOR slot IN SELECT * FROM pg_replication_slots LOOP
                 WHILE true LOOP BEGIN

@@ -1,5 +1,5 @@
-//! A source whose rows break its own definition: it is found before anything is copied, and named
-//! with what to do on the source.
+//! A source with rows that violate its own definition: this is found before anything is copied, and
+//! named with what to do on the source.
 
 use crate::support::{World, lines, other};
 
@@ -27,7 +27,7 @@ on_each_version! {
         let twice = "INSERT INTO shard_0000.users (id, name) VALUES (3, 'two')";
         db1.batch_execute(twice).await.unwrap();
         db1.batch_execute(&untrue(true)).await.unwrap();
-        // As a CHECK whose function has changed.
+        // As a CHECK after a change of its function.
         db1.batch_execute(
             "ALTER TABLE shard_0000.users DROP CONSTRAINT named;
              INSERT INTO shard_0000.users (id, name) VALUES (4, '');
@@ -68,7 +68,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A slot keeps VACUUM from dead rows of the catalogs, and somebody makes many temporary
+    /// A slot keeps VACUUM from dead rows of the catalogs, and a session makes many temporary
     /// tables.
     async fn catalogs_that_grow_behind_a_slot_are_a_finding(version) {
         let world = World::new(&[version, version], 2).await;

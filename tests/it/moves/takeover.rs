@@ -77,8 +77,8 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// It sleeps after the copy until a router has swapped back, and rows were written since.
-    /// Nobody takes over: it must notice that its copy is worthless, and start again.
+    /// It sleeps after the copy until a router has swapped back, and rows were written since. No
+    /// other mover takes over: it must notice that its copy is worthless, and start again.
     async fn a_mover_that_slept_too_long_copies_again(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let args = ["move", "0", "--to", "db2", "--yes"];
@@ -136,7 +136,7 @@ on_each_version! {
             .await
             .unwrap()
             .get(0);
-        // It holds the move for a while, because it cannot fence: somebody writes.
+        // It holds the move for a while, because it cannot fence: another session writes.
         db.batch_execute(
             "BEGIN; INSERT INTO shard_0000.users (name) VALUES \
             ('blocks')",

@@ -2,7 +2,8 @@
 
 use crate::support::{Ran, World, lines, until};
 
-/// This many rows are inserted in one statement, slowly enough for what is done meanwhile.
+/// This many rows are inserted in one statement, slowly enough for what is done during the
+/// statement.
 const SLOWLY: usize = 80;
 
 async fn users(world: &World, host: usize, schema: &str) -> String {
@@ -62,8 +63,8 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// A move says so and ends; a resume copies again. Afterwards the same happens to what is fed:
-    /// there is no longer a reverse replication.
+    /// A move reports it and ends; a resume copies again. Afterwards the same happens to what is
+    /// fed: there is no longer a reverse replication.
     async fn a_slot_that_is_given_up(version) {
         let world = World::new(&[version, version], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);

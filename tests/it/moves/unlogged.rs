@@ -1,5 +1,5 @@
-//! Unlogged tables, whose changes the stream does not bring: their rows are copied behind the
-//! fence, or left.
+//! Unlogged tables, whose changes are not in the stream: their rows are copied behind the fence, or
+//! left.
 //!
 //! Each transaction writes the same to an unlogged table as to a logged one, so at every moment
 //! both have the same rows.
@@ -146,7 +146,7 @@ on_each_version! {
         );
         let sessions = twins(&world, 1).await;
         assert!(sessions > 20, "{sessions}");
-        // Sequences go on where they were, also those of unlogged tables.
+        // Sequences continue where they were, also those of unlogged tables.
         let db = world.servers.app(1).await;
         let next = "SET search_path = shard_0000; INSERT INTO jobs (session) SELECT min(id) FROM \
             sessions";

@@ -31,7 +31,7 @@ async fn restless(servers: &TestCluster, host: usize) {
 
 /// Who vacuums the table.
 async fn vacuums(db: &Client, table: &str) -> String {
-    // As a superuser: nobody else can see what autovacuum is doing.
+    // As a superuser: no other role can see what autovacuum is doing.
     let sql = format!(
         "SELECT pid::text FROM pg_stat_progress_vacuum WHERE relid = to_regclass('{table}')"
     );
@@ -91,7 +91,7 @@ async fn held(world: &World, shard: u16) {
 
 on_each_version! {
     /// An autovacuum of the target's tables ends before the fence, and none begins until the open.
-    /// A VACUUM by hand is not ended for anybody: no fence is begun while it runs.
+    /// A VACUUM by hand is never ended: no fence is begun while it runs.
     async fn a_fence_never_waits_for_a_vacuum(version) {
         let world = world(version).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -159,7 +159,7 @@ on_each_version! {
             assert_eq!(world.state(0, 1).await, "serving");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Once it waits again, it has said who was in the way.
+        // Once it waits again, it has reported who was in the way.
         while lines(&db2, waits).await.is_empty() {
             assert!(began.elapsed() < PATIENCE, "the mover tries again");
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -56,7 +56,7 @@ fn spawn(world: &World, args: &[&str]) -> Child {
 }
 
 on_each_version! {
-    /// Another process sees chunks, bytes and WAL of a slow copy, pauses it, and lets it go on.
+    /// Another process sees chunks, bytes and WAL of a slow copy, pauses it, and lets it continue.
     async fn watched_paused_and_continued(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -158,7 +158,7 @@ on_each_version! {
     }
 
     /// Everything but the fence is done and kept up to date, through an interrupt and a resume,
-    /// until somebody continues it.
+    /// until an operator continues it.
     async fn held_before_the_fence(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
@@ -174,7 +174,7 @@ on_each_version! {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         let ran = Ran::of(mover).await;
         ran.ended(130);
-        // Nobody works on it: a watcher says so instead of waiting for ever.
+        // No mover works on it: a watcher reports that instead of waiting for ever.
         let idle = world.run(&["moves", "watch", &id]).await;
         assert!(
             idle.ended(7).stderr.contains("no command works on the move"),
@@ -279,8 +279,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Somebody alters a shard while it is copied, and another while it is followed: these stop,
-    /// and say why. The others go on.
+    /// A shard is altered while it is copied, and another while it is followed: these stop, and
+    /// report why. The others continue.
     async fn altered_while_open(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -372,8 +372,8 @@ on_each_version! {
     }
 
     /// Statements that rewrite rows, or exchange them, and leave the definition as it was: no
-    /// stream carries them. The move stops before it decides, whoever looks first, and a resume
-    /// copies the rows as they are now; so it does where no mover looked.
+    /// stream carries them. The move stops before it decides, whichever check comes first, and a
+    /// resume copies the rows as they are now; so it does if no mover has checked.
     async fn rows_rewritten_while_open(version) {
         let tables = "CREATE TYPE {shard}.pair AS (a text, b text);
             CREATE TABLE {shard}.t (id int PRIMARY KEY, body text, p {shard}.pair);
