@@ -1,4 +1,5 @@
-//! A few rounds of several operators at once, which `script/test-operators` plays for hours.
+//! A few rounds of several operators at the same time, which `script/test-operators` plays for
+//! hours.
 
 #[path = "../operators/case.rs"]
 mod case;
@@ -25,7 +26,7 @@ use case::Case;
 use round::Round;
 
 on_each_version! {
-    /// Whatever operators do beside each other, no row is lost, and a careful one brings all to its
+    /// Whatever operators do at the same time, no row is lost, and a careful one brings all to its
     /// end.
     async fn rounds_of_operators_lose_nothing(version) {
         let case = Case::of(u64::from(version), version);

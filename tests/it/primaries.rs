@@ -18,7 +18,7 @@ use crate::support::{Frozen, Ran, World, lines, other};
 
 const INSERT: &str = "INSERT INTO {shard}.users (id, name) VALUES ($1, 'x')";
 
-/// Writers, each of which writes a row at a time until told to stop; and what was acknowledged,
+/// Writers, each of which writes a row at a time until it is stopped; and what was acknowledged,
 /// with the time of that.
 struct Writers {
     stop: Arc<AtomicBool>,
@@ -124,9 +124,9 @@ fn impostor(error: &Error) -> Option<Impostor> {
 }
 
 on_each_version! {
-    /// The primary freezes, its standby is promoted, and the primary goes on and is even restarted.
-    /// No router that knows of the promoted server accepts an acknowledgement of the former one, no
-    /// new router connects to it, and commands say so.
+    /// The primary freezes, its standby is promoted, and the primary continues and is even
+    /// restarted. No router that knows of the promoted server accepts an acknowledgement of the
+    /// former one, no new router connects to it, and commands report it.
     async fn a_former_primary_comes_back(version) {
         const A: usize = 0;
         const B: usize = 2;
@@ -166,7 +166,7 @@ on_each_version! {
         writers.more(500).await;
         tokio::task::block_in_place(|| world.servers.server(A).restart(StopMode::Immediate))
             .unwrap();
-        // Whoever loses its connections to the one server tries the other.
+        // A router that loses its connections to the one server tries the other.
         let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = \
             'app' \
                    AND pid <> pg_backend_pid()";
@@ -320,7 +320,7 @@ on_each_version! {
         );
     }
 
-    /// A server of another cluster under a host's name, and one that does not say who it is.
+    /// A server of another cluster under a host's name, and one that does not report its identity.
     async fn another_server_under_a_name(version) {
         let world = World::with_spare(&[version, version, other(version)], 2).await;
         let shard = ShardId::new(0).unwrap();
@@ -434,7 +434,7 @@ on_each_version! {
                 strange.stdout
             );
             proxy.lead_to(blue);
-            // What is said last counts, and the host's own identifier takes it back.
+            // The last `host accept` counts, and the host's own identifier takes it back.
             accept(system_of(&world, 0).await, &["--yes"])
                 .await
                 .ended(0);

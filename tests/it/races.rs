@@ -45,7 +45,7 @@ on_each_version!(
         assert_eq!(world.state(0, 1).await, "serving");
     }
 
-    /// The map is a hint: a shard is not "there already" because the map says so.
+    /// The map is a hint: a shard is not "there already" because of the map.
     async fn a_map_that_is_wrong(version) {
         let world = World::new(&[version, version], 4).await;
         let (shard, host) = (ShardId::new(1).unwrap(), HostName::new("db2").unwrap());
@@ -104,7 +104,7 @@ on_each_version!(
         world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
     }
 
-    /// A map is not made from hosts whose names are exchanged.
+    /// A map is not made from hosts with exchanged names.
     async fn no_map_of_exchanged_names(version) {
         let world = World::new(&[version, version], 4).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
@@ -118,8 +118,8 @@ on_each_version!(
         assert_eq!(world.published(), world.config.map.clone().unwrap());
     }
 
-    /// A shard that moves away after the look of `map rebuild`, by a mover that cannot tell the
-    /// map, is in the map that is published.
+    /// A shard that moves away after the look of `map rebuild`, by a mover that cannot publish to
+    /// the map, is in the map that is published.
     async fn a_rebuild_from_a_look_of_before(version) {
         let world = World::new(&[version, version], 4).await;
         let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
@@ -133,7 +133,7 @@ on_each_version!(
         let file = std::fs::File::open(&world.config.path).unwrap();
         file.lock().unwrap();
         let mut rebuild = world.command(&["map", "rebuild", "--yes"], &[]).spawn().unwrap();
-        // It has looked when it says what it has seen.
+        // It has looked when it prints what it has seen.
         let mut said = BufReader::new(rebuild.stdout.take().unwrap()).lines();
         assert!(said.next_line().await.unwrap().unwrap().contains("changes"));
         go("1").await;
@@ -170,7 +170,8 @@ on_each_version!(
         assert_eq!((report.failed.len(), report.cleaned.len()), (0, 1), "{report:?}");
     }
 
-    /// A move to a host that is gone for good can be aborted; gc cleans up there if it comes back.
+    /// A move to a host that is gone permanently can be aborted; gc cleans up there if it comes
+    /// back.
     async fn abort_without_the_target(version) {
         let world = World::new(&[version, version], 4).await;
         let id = world.run_until(&["move", "1", "--to", "db2", "--yes"], "after ready=kill").await.ended(-9).id();

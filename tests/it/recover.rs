@@ -76,7 +76,7 @@ async fn comes_back(version: u32, way: Way) {
     bed.feed(&fed, 1, 5, 0).await;
     restore(world, way);
 
-    // Applications write before anybody has looked at the host: none of these rows may vanish
+    // Applications write before any operator has looked at the host: none of these rows may vanish
     // either.
     bed.write_where_possible("blind", 2).await;
     let found = alarms(world).await;
@@ -211,7 +211,7 @@ on_each_version! {
     }
 
     /// An empty disk: no shard is created there by itself. What others have kept is taken back, and
-    /// the rest is created only when the operator says so.
+    /// the rest is created only with the operator's consent.
     async fn an_empty_disk(version) {
         let bed = Bed::new(World::new(&[version, version], 4).await).await;
         let world = &bed.world;
@@ -293,7 +293,7 @@ on_each_version! {
     }
 
     /// IDs that another host made with a clock that was ahead do not come again: the clock of the
-    /// chosen host goes on after them.
+    /// chosen host continues after them.
     async fn ids_of_a_later_time_are_passed(version) {
         let world = World::new(&[version, version], 2).await;
         tokio::task::block_in_place(|| world.servers.back_up(0));

@@ -66,8 +66,8 @@ fn without_the_last(world: &World, on_db1: Option<&str>) -> String {
 }
 
 on_each_version! {
-    /// A database was dropped and created again: no command builds anything in its place until
-    /// somebody says that its rows are lost.
+    /// A database was dropped and created again: no command builds anything in its place until the
+    /// operator declares its rows lost.
     async fn a_database_that_is_lost(version) {
         let world = World::new(&[version, version, version], 12).await;
         world
@@ -180,7 +180,7 @@ on_each_version! {
         world.run(&["moves", "gc"]).await.ended(0);
         assert_eq!(findings(&world, &[]).await, [""; 0]);
 
-        // Somebody has removed one shard, with its row.
+        // One shard was removed, with its row.
         let db2 = world.servers.app(1).await;
         db2.batch_execute(
             "DROP SCHEMA shard_0005 CASCADE; DELETE FROM pgshard.shard_migration WHERE shard_id = 5;
@@ -209,8 +209,8 @@ on_each_version! {
     }
 
     /// A config from before a host was added makes none of its shards a second time, and `check`
-    /// and `migrate up` say what is missing. A host that leaves properly, and one that comes again,
-    /// cause no alarm. A cluster that has no records gets them from bootstrap.
+    /// and `migrate up` report what is missing. A host that leaves properly, and one that comes
+    /// again, cause no alarm. A cluster that has no records gets them from bootstrap.
     async fn hosts_that_come_and_go(version) {
         let world = World::new(&[version, version, version], 12).await;
         let old = world.write("old.toml", &without_the_last(&world, Some("0-3, 8-11")));
@@ -230,7 +230,8 @@ on_each_version! {
         assert_eq!(ran.last()["unserved"], "8-11", "{}", ran.stdout);
         world.run(&["migrate", "up"]).await.ended(0);
 
-        // Once it is drained and removed, nobody knows it; its shards are known where they are now.
+        // Once it is drained and removed, no host knows it; its shards are known where they are
+        // now.
         world
             .run(&["drain", "db3", "--yes", "--complete"])
             .await
@@ -269,7 +270,7 @@ on_each_version! {
                 .await
                 .ended(0);
         }
-        // It is removed by hand while it has no shards: it is forgotten when somebody says so.
+        // It is removed by hand while it has no shards: it is forgotten with `--lost`.
         world
             .run(&["host", "add", "db3", &world.servers.server(2).url()])
             .await
@@ -283,8 +284,8 @@ on_each_version! {
             .ended(0);
         assert_eq!(findings(&world, &two).await, [""; 0]);
 
-        // A cluster of an earlier version: a mover says what to do, and bootstrap records what the
-        // hosts agree on.
+        // A cluster of an earlier version: a mover's error contains what to do, and bootstrap
+        // records what the hosts agree on.
         for host in [0, 1, 2] {
             let sql = "DROP TABLE pgshard.known_host, pgshard.identity;
                 DELETE FROM pgshard.control_migration WHERE version >= 7";
@@ -308,8 +309,8 @@ on_each_version! {
                 .all(|found| found.starts_with("control_old "))
         );
         world.run(&["migrate", "plan"]).await.ended(8);
-        // Who holds a lock keeps it from being brought up to date, and routers and movers do not
-        // wait behind it for long.
+        // A session with a lock keeps it from being brought up to date, and routers and movers do
+        // not wait behind it for long.
         let reader = world.servers.app(0).await;
         let sql = "ALTER TABLE pgshard.move DROP COLUMN audited_at";
         reader.batch_execute(sql).await.unwrap();
@@ -327,7 +328,7 @@ on_each_version! {
             waited.stderr
         );
         reader.batch_execute("COMMIT").await.unwrap();
-        // Whoever does it, the role of the config goes on with it.
+        // Whichever role does it, the config's role can continue with it.
         let mut text = std::fs::read_to_string(&world.config.path).unwrap();
         for host in [0, 1, 2] {
             let server = world.servers.server(host);

@@ -1,4 +1,4 @@
-//! Hosts that return to an earlier state: a backup is restored while the others went on.
+//! Hosts that return to an earlier state: a backup is restored while the others continued.
 
 use crate::support::{World, Writers, lines};
 

@@ -1,5 +1,5 @@
-//! Who is let ask where shards are, and that every command and every router does with the rights
-//! that `pgshard rights` prints. No role here is a superuser.
+//! Which roles may query where shards are, and that the rights that `pgshard rights` prints suffice
+//! for every command and every router. No role here is a superuser.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -197,8 +197,8 @@ async fn grows(counts: &[&AtomicU64]) {
     }
 }
 
-/// Two hosts whose databases are a superuser's and closed to PUBLIC, and a config of the role
-/// keeper, which is not there yet.
+/// Two hosts with databases that are owned by a superuser and closed to PUBLIC, and a config of the
+/// role keeper, which is not there yet.
 pub(crate) async fn plain(version: u32) -> World {
     let servers = TestCluster::start(version, 2);
     servers.write_config_with_migrations(4, &[("0001_tables.sql", TABLES)]);
@@ -280,9 +280,9 @@ const WEB: &str = "GRANT USAGE ON SCHEMA {shard} TO web, team; GRANT SELECT, INS
     GRANT USAGE ON ALL SEQUENCES IN SCHEMA {shard} TO web, team";
 
 on_each_version! {
-    /// A cluster of the commit before comes along by `bootstrap`, under routers of roles that were
+    /// `bootstrap` upgrades a cluster of the commit before, under routers of roles that were
     /// granted the shards, that are members of such a role, that may read everything, and on a host
-    /// that has no shard yet. Nobody's call fails.
+    /// that has no shard yet. No call fails.
     async fn a_cluster_that_serves_comes_along(version) {
         let world = World::with_spare(&[version, version, version], 4).await;
         on_all(
@@ -361,7 +361,7 @@ on_each_version! {
     }
 
     /// So does a cluster of an older version, without the records of other hosts and with them: its
-    /// routers write and ask all the while, no call fails, and what moves then is moved.
+    /// routers write and query all the while, no call fails, and what moves then is moved.
     async fn older_clusters_come_along(version) {
         for from in [6, 7] {
             let world = World::new(&[version, version], 4).await;
@@ -422,7 +422,7 @@ on_each_version! {
     }
 
     /// Rights come with what lets a role use a shard: a migration, a move, and a bootstrap that
-    /// makes good what somebody took. Where shards are PUBLIC's, so is asking.
+    /// restores what was revoked. Where shards are granted to PUBLIC, so are queries about them.
     async fn rights_come_with_shards(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(
@@ -459,8 +459,8 @@ on_each_version! {
         world.run(&["bootstrap"]).await.ended(0);
         assert_eq!(findings(&world).await, [Value::Null; 0]);
 
-        // A move, to a host that has not heard of the role: the router follows by what hosts say,
-        // its map is older.
+        // A move, to a host that does not know the role: the router follows what hosts report, its
+        // map is older.
         let router = router(&world, "web").await;
         let read = "SELECT count(*) FROM {shard}.users";
         router.by_key(1).query_one(read, &[]).await.unwrap();
@@ -556,7 +556,7 @@ on_each_version! {
         let refused = report.by_key(1).query(insert, &[]).await.unwrap_err();
         assert!(format!("{refused:?}").contains("42501"), "{refused:?}");
 
-        // They follow a shard, and open one whose mover has died.
+        // They follow a shard, and open one with a dead mover.
         world
             .run(&["move", "1", "--to", "db2", "--yes"])
             .await
@@ -581,8 +581,8 @@ on_each_version! {
         );
     }
 
-    /// What moves shards while they are open needs one thing more, and `check` says so: without it
-    /// they are closed.
+    /// A mover that moves shards while they are open needs one right more, and `check` reports
+    /// that: without it they are closed.
     async fn an_owner_that_is_no_mover(version) {
         let world = plain(version).await;
         granted(&world, "owner", "keeper").await;
@@ -668,8 +668,8 @@ on_each_version! {
             pg_backend_pid()";
         assert_eq!(lines(&strangers[0], held).await, "7\n");
     }
-    /// Why the lock of an ID clock may have a name that everybody knows: with locks of any name, a
-    /// role that may connect takes the places of all.
+    /// Why the lock of an ID clock may have a name that is public: with locks of any name, a role
+    /// that may connect takes the places of all.
     async fn all_locks_of_a_stranger(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(&world, "CREATE ROLE stranger LOGIN").await;

@@ -1,5 +1,5 @@
-//! docs/runbooks.md is typed: a test of each section makes the trouble, runs what the page tells
-//! one to type, and counts the rows of the writers afterwards.
+//! docs/runbooks.md is typed: a test of each section makes the trouble, runs the commands of the
+//! page, and counts the rows of the writers afterwards.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ const PLAYED: [&str; 12] = [
     "Backups",
 ];
 
-/// Says which commands fail, as `## 1 check`, and goes on.
+/// Prints which commands fail, as `## 1 check`, and continues.
 const SAYS_WHAT_FAILS: &str = r###"
 set +e
 eval "typed_$(declare -f pgshard)"
@@ -152,7 +152,7 @@ impl<'a> Book<'a> {
         }
     }
 
-    /// Nothing is left to be typed, and `check` finds nothing that needs somebody.
+    /// Nothing is left to be typed, and `check` finds nothing that needs an operator.
     async fn end(self) {
         assert!(self.blocks.is_empty(), "{:?}", self.blocks);
         let checked = self.world.run(&["check"]).await.last();
@@ -169,7 +169,7 @@ impl<'a> Book<'a> {
     }
 }
 
-/// Rows that somebody noted, each with its ID.
+/// Rows that a writer noted, each with its ID.
 #[derive(Debug, Default)]
 struct Rows(Vec<(i64, String)>);
 
@@ -191,7 +191,7 @@ impl Rows {
         }
     }
 
-    /// Every row is where its ID says, and no ID was given twice.
+    /// Every row is in the shard of its ID, and no ID was given twice.
     async fn are_there(&self, router: &Router) {
         let ids: BTreeSet<i64> = self.0.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids.len(), self.0.len(), "no ID comes twice");
@@ -275,8 +275,8 @@ async fn a_source_fails_over(version: u32, knows_the_move: bool) {
 
     let looked = book.run(&book.blocks[0].text).await;
     book.skip();
-    // The move is left to decide. An ID clock may have had to be raised before: if nobody has
-    // written since the mover died, the copy has the shard's last ID.
+    // The move is left to decide. An ID clock may have had to be raised before: if there was no
+    // write since the mover died, the copy has the shard's last ID.
     let left = ["4 recover db1 --plan", "4 recover db1", "8 recover db1"];
     assert!(
         looked
@@ -627,7 +627,7 @@ on_each_version! {
             &format!("postgres://app@127.0.0.1:{}/pgbouncer", pooler.port()),
         );
         book.next().await;
-        // The router that met the former primary goes on, once it has forgotten that the host was
+        // The router that met the former primary continues, once it has forgotten that the host was
         // down.
         let goes_on = async {
             while router.by_key(shard).query(sql, &[]).await.is_err() {

@@ -18,7 +18,7 @@ use crate::console::client::Console;
 use crate::rights::on_all;
 use crate::support::{Ran, World, is_long, share, until as until_true};
 
-/// Functions for slots that a member of `rds_replication` may call, and no attribute is asked for:
+/// Functions for slots that a member of `rds_replication` may call, and no attribute is required:
 /// the service's own run under other names, as a role that has REPLICATION.
 const LIKE_RDS: &str = "
     CREATE ROLE rds_replication;
@@ -277,7 +277,7 @@ on_each_version! {
                 let read = router.by_key(0).reads().query_one(count, &[]).await;
                 let read = read.unwrap_or_else(|error| panic!("{function}: {error}"));
                 assert_eq!(read.get::<_, i64>(0), 0, "{function}");
-                // The standbys are asked for the first time by the first read.
+                // The first read is the first to query the standbys.
                 tokio::time::sleep(Duration::from_millis(300 * (1 - at))).await;
             }
             let row = router
@@ -295,7 +295,7 @@ on_each_version! {
     }
 
     /// While the role's password changes every few seconds, and a program prints the present one,
-    /// every command, the console and each new connection of a router get in, and moves go on.
+    /// every command, the console and each new connection of a router get in, and moves continue.
     async fn a_token_that_changes_keeps_nobody_out(version) {
         let world = World::new(&[version, version], 4).await;
         let config = std::fs::read_to_string(&world.config.path).unwrap();
@@ -672,7 +672,7 @@ on_each_version! {
         writing.await.unwrap();
     }
 
-    /// Where blocking was not asked for, the plan gives the reason for it.
+    /// If blocking was not requested, the plan gives the reason for it.
     async fn a_plan_states_why_it_is_blocking(version) {
         let world = World::new(&[version, version], 4).await;
         let set = "ALTER SYSTEM SET wal_level = 'minimal'; ALTER SYSTEM SET max_wal_senders = 0";
@@ -706,7 +706,7 @@ on_each_version! {
     }
 }
 
-/// What some service or other is known, or said, not to provide.
+/// What some service or other is known, or reported, not to provide.
 const LACKING: [&str; 13] = [
     "pg_get_userbyid",
     "pg_logical_emit_message",
@@ -769,7 +769,7 @@ async fn called(world: &World) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Ends the moves whose rows could not be compared, by the command that `check` names.
+/// Ends the moves with rows that could not be compared, by the command that `check` names.
 async fn end_what_was_not_audited(world: &World) {
     let checked = world.run(&["check"]).await;
     for finding in checked.last()["findings"].as_array().unwrap() {

@@ -12,7 +12,7 @@ use crate::support::{Ran, World, connect, lines};
 /// How a host answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Somebody holds a lock on `pgshard.shard`: 55P03.
+    /// A session holds a lock on `pgshard.shard`: 55P03.
     Locked,
     /// A table of the control schema is gone: 42P01.
     Damaged,
@@ -212,7 +212,7 @@ async fn one_owner_each(world: &World, after: &str) {
     }
 }
 
-/// What is told of a command that refused to take the host for gone.
+/// Checks that a command refused to take the host for gone.
 #[track_caller]
 fn refused(ran: &Ran, state: State, args: &str) {
     assert_ne!(
@@ -230,12 +230,12 @@ fn refused(ran: &Ran, state: State, args: &str) {
 }
 
 on_each_version! {
-    /// Commands that act on a host's absence do nothing about one that answers: whatever they are
-    /// asked, each shard has one owner afterwards.
+    /// Commands that act on a host's absence do nothing about one that answers: after any of them,
+    /// each shard has one owner.
     async fn a_host_that_answers_is_never_given_up(version) {
         let world = World::new(&[version, version, version], 12).await;
         world.run(&["bootstrap"]).await.ended(0);
-        // One shard came to the host by a move whose old copy is kept, and one is on its way.
+        // One shard came to the host by a move with a kept old copy, and one is on its way.
         let kept = world
             .run(&["move", "0", "--to", "db2", "--yes"])
             .await
@@ -315,13 +315,13 @@ on_each_version! {
             );
             assert!(!checked.stdout.contains("host_unreachable"), "{state:?}");
         }
-        // What was on its way can still go on, or back.
+        // What was on its way can still continue, or go back.
         world.run(&["moves", "resume", &open]).await;
         one_owner_each(&world, "resume").await;
     }
 
-    /// An operator's word that the host was fenced off is heard. When the host comes back, the
-    /// same command has it stand down.
+    /// An operator's statement that the host was fenced off is accepted. When the host comes back,
+    /// the same command makes it stop serving.
     async fn a_host_that_is_fenced_off_can_be_given_up(version) {
         let world = World::new(&[version, version, version], 6).await;
         world.run(&["bootstrap"]).await.ended(0);
@@ -421,8 +421,8 @@ on_each_version! {
     }
 
     /// A host is added, gets shards, is drained, removed, and added again under its name, twice. No
-    /// signpost leads to it once it has left, and a router with the first map, whose config never
-    /// had it, finds every shard all along.
+    /// signpost leads to it once it has left, and a router with the first map, and a config that
+    /// never had it, finds every shard all along.
     async fn the_life_of_a_host(version) {
         let world = World::with_spare(&[version, version, version], 6).await;
         world.run(&["bootstrap"]).await.ended(0);
@@ -439,7 +439,7 @@ on_each_version! {
         let url = world.servers.server(2).url();
         for life in 0..2 {
             world.run(&["host", "add", "db3", &url]).await.ended(0);
-            // From each of the others; one goes on to the other host by hand, one by the drain.
+            // From each of the others; one moves to the other host by hand, one by the drain.
             for (shard, to) in [("0", "db3"), ("3", "db3"), ("1", "db3"), ("0", "db2")] {
                 world
                     .run(&["move", shard, "--to", to, "--yes"])

@@ -80,8 +80,8 @@ on_each_version! {
         store_contract(Arc::new(store)).await;
     }
 
-    /// Many start from one map, and exactly one publishes; the others are told which version they
-    /// met.
+    /// Many start from one map, and exactly one publishes; the errors of the others contain the
+    /// version that they met.
     async fn one_of_many_publishes(version) {
         let (_cluster, store) = installed(version).await;
         let tries = (0..8_u8).map(|at| {
@@ -103,7 +103,7 @@ on_each_version! {
         assert_eq!((published, store.history(10).await.unwrap().len()), (1, 2));
     }
 
-    /// The tables are created once, whoever creates them; an existing map stays.
+    /// The tables are created once, whichever process creates them; an existing map stays.
     async fn installing_twice_keeps_the_map(version) {
         let cluster = TestCluster::start(version, 1);
         let store = store(&cluster);
@@ -300,7 +300,7 @@ on_each_version! {
             )
             .await
             .unwrap();
-        // Version 2 may have come before anybody waited for it, and is then the first change.
+        // Version 2 may have come before anything waited for it, and is then the first change.
         let wait = async {
             while watches[0].changed().await.unwrap().hosts() != [HostName::new("db9").unwrap()] {}
         };
@@ -446,7 +446,7 @@ on_each_version! {
         assert!(router.set_map(Arc::new(first_map())).is_err());
     }
 
-    /// Somebody wrote into the map's row. `rebuild` makes it again from the history and the hosts,
+    /// The map's row was overwritten. `rebuild` makes it again from the history and the hosts,
     /// `import` from a file.
     async fn a_damaged_row(version_of) {
         let world = World::new(&[version_of, version_of], 8).await;
@@ -469,7 +469,7 @@ on_each_version! {
         let damage = [
             "UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-3\"}'",
             "UPDATE pgshard_map.map SET placement = '[]', version = 9223372036854775807",
-            // Few bytes that name all shards once more, again and again.
+            // Few bytes that name all shards again and again.
             "UPDATE pgshard_map.map SET placement = jsonb_build_object('db1', repeat('0-7,', \
                 200000) || '0-7')",
             "UPDATE pgshard_map.map SET placement =
@@ -623,8 +623,8 @@ on_each_version! {
             .ended(1);
         world.run(&["--config", fleet_path, "check"]).await;
 
-        // Meanwhile somebody published in the file; it is merged by epochs, and what is older is
-        // ignored.
+        // In the meantime, a version was published in the file; it is merged by epochs, and what is
+        // older is ignored.
         let to = Placement {
             host: db2.clone(),
             epoch: ShardEpoch::new(5).unwrap(),

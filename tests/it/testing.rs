@@ -157,7 +157,7 @@ on_each_version! {
         assert!(databases(&first).await.is_disjoint(&gone));
     }
 
-    /// Migrations that changed make another cluster, at once; those that fail are named.
+    /// Migrations that changed make another cluster, immediately; those that fail are named.
     async fn a_cluster_has_the_migrations_as_they_are_now(version) {
         let folder = migrations(TABLES);
         let start = || {

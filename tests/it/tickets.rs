@@ -50,7 +50,7 @@ fn request(cluster: &TestCluster, which: &[usize]) -> Create {
 }
 
 on_each_version! {
-    /// A role whose transactions are read only unless they say otherwise.
+    /// A role with `default_transaction_read_only`.
     async fn a_role_that_only_reads(version) {
         let cluster = TestCluster::start(version, 1);
         let sql = "ALTER ROLE app SET default_transaction_read_only = on";
@@ -91,7 +91,7 @@ fn now_ms() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap()
 }
 
-/// What a holder whose clock shows this asks for.
+/// What a holder with this clock requests.
 fn term(now_ms: u64, ms: u64) -> Term {
     let epoch = Epoch::from_unix_ms(1_700_000_000_000).unwrap();
     Term {
@@ -115,8 +115,8 @@ fn all_different(tickets: &[i64], wanted: &[i64]) {
 }
 
 on_each_version! {
-    /// Eight clients, each like a process of its own for PostgreSQL, while a host stops at once and
-    /// comes back, and a third host is added: no ticket twice, and no client sees an error.
+    /// Eight clients, each like a process of its own for PostgreSQL, while a host stops immediately
+    /// and comes back, and a third host is added: no ticket twice, and no client sees an error.
     async fn a_host_stops_and_another_is_added(version) {
         let cluster = TestCluster::start(version, 3);
         let created = made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -154,7 +154,7 @@ on_each_version! {
             all.extend(tickets.unwrap());
         }
         all_different(&all, &[1, 2, 3]);
-        // Nobody knows which tickets of a block are lost, but the third host began where the others
+        // Which tickets of a block are lost is unknown, but the third host began where the others
         // were.
         let third = all
             .iter()
@@ -164,7 +164,7 @@ on_each_version! {
         assert!(*third > 1600, "{third}");
     }
 
-    /// A host that is killed at once gives no ticket again, whoever's transaction wrote the WAL
+    /// A host with an immediate shutdown gives no ticket again, whichever transaction wrote the WAL
     /// record that covers it.
     async fn a_crash_gives_nothing_again(version) {
         let cluster = TestCluster::start(version, 1);
@@ -191,7 +191,7 @@ on_each_version! {
                     tickets
                 });
             }
-            // Waits until everybody has some.
+            // Waits until every client has some.
             let watch = cluster.app(0).await;
             let sql = "SELECT last_value FROM pgshard_tickets.ticket_users";
             let begun: i64 = watch.query_one(sql, &[]).await.unwrap().get(0);
@@ -209,11 +209,11 @@ on_each_version! {
     }
 
     /// The counterpart of that test: nextval() writes WAL for 32 values at a time, here in a
-    /// transaction that is still open, and whoever gets the other values has nothing to flush.
-    /// Without the message in `take()` they would be given again after a crash.
+    /// transaction that is still open, and transactions that get the other values have nothing to
+    /// flush. Without the message in `take()` they would be given again after a crash.
     async fn what_the_flush_is_for(version) {
         for (flushed, given_again) in [(true, 0), (false, 1)] {
-            // Nobody else writes WAL to disk meanwhile.
+            // No other process writes WAL to disk in that time.
             let late = vec![("wal_writer_delay".to_owned(), "10s".to_owned())];
             let cluster =
                 TestCluster::start_with(version, 1, ServerOptions::default().settings(late));
@@ -265,7 +265,7 @@ on_each_version! {
     /// that are never allowed.
     async fn create_again_and_refusals(version) {
         let cluster = TestCluster::start(version, 3);
-        // Two at once make one series with a residue for each host.
+        // Two at the same time make one series with a residue for each host.
         let (all, both) = (hosts(&cluster, &[0, 1]), request(&cluster, &[0, 1]));
         let (one, two) = tokio::join!(
             create(&all, &both, Uuid::new_v4()),
@@ -354,7 +354,7 @@ on_each_version! {
             "{error}"
         );
 
-        // The table itself enforces it: nobody else gets a residue that is taken.
+        // The table itself enforces it: no other host gets a residue that is taken.
         let sql = "INSERT INTO pgshard_tickets.claim (name, residue, host_name) VALUES ('users', \
             1, 'db9')";
         let error = cluster.app(0).await.execute(sql, &[]).await.unwrap_err();
@@ -371,7 +371,7 @@ on_each_version! {
     }
 
     /// Every ticket up to the maximum is given once, by whichever host it belongs to, in blocks and
-    /// one by one; then taking tickets fails, and says what to do.
+    /// one by one; then taking tickets fails with an error that contains what to do.
     async fn no_ticket_is_above_the_maximum(version) {
         let cluster = TestCluster::start(version, 2);
         for (stride, run, max, block) in [
@@ -605,8 +605,7 @@ on_each_version! {
         ));
     }
 
-    /// db2 is lost for ever: its residue is given to nobody, except a host that is told where to
-    /// begin.
+    /// db2 is lost for ever: its residue is given to no host, except one with an explicit start.
     async fn a_lost_host(version) {
         let cluster = TestCluster::start(version, 3);
         let odd_and_even = Create {
@@ -797,9 +796,9 @@ on_each_version! {
         );
     }
 
-    /// A host that accepts connections and says nothing costs nobody a ticket: another is asked at
-    /// the same time, and then it is left alone and tried in the background. Otherwise it would
-    /// cost each call that asks it a minute.
+    /// A host that accepts connections and never responds costs no caller a ticket: another is
+    /// queried at the same time, and then it is left alone and tried in the background. Otherwise
+    /// it would cost each call to it a minute.
     async fn a_host_that_says_nothing(version) {
         let cluster = TestCluster::start(version, 2);
         made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -853,8 +852,8 @@ on_each_version! {
         both().await;
     }
 
-    /// A database that went back in time: a source that saw it before says so instead of giving its
-    /// tickets again.
+    /// A database that went back in time: a source that saw it before reports that instead of
+    /// giving its tickets again.
     async fn a_sequence_that_went_back(version) {
         let cluster = TestCluster::start(version, 1);
         made(&cluster, &[0], &request(&cluster, &[0])).await;
@@ -902,8 +901,9 @@ on_each_version! {
         );
     }
 
-    /// Many processes lease at once: each has a number of its own. One that is stopped for longer
-    /// than its lease is fenced by the milliseconds it was granted, and notices when it asks.
+    /// Many processes lease at the same time: each has a number of its own. One that is stopped for
+    /// longer than its lease is fenced by the milliseconds it was granted, and notices when it
+    /// renews.
     async fn leases_are_distinct_and_fenced(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
@@ -972,7 +972,7 @@ on_each_version! {
             renewed.ceiling_ms
         );
 
-        // Its lease ends; it could renew it, but somebody else has the number by now. Whoever asks
+        // Its lease ends; it could renew it, but another holder has the number by now. A request
         // before the granted time is over gets none.
         let next = loop {
             match store.acquire(Uuid::new_v4(), at(8500, 60_000)).await {
@@ -983,8 +983,8 @@ on_each_version! {
         assert_eq!((next.worker, next.floor_ms), (1023, renewed.ceiling_ms + 1));
         assert_eq!(store.renew(last, at(8500, 3000)).await.unwrap(), None);
 
-        // A number that is given back is available at once, from the last used millisecond on; if
-        // an operator releases it, what was granted stays reserved.
+        // A number that is given back is available immediately, from the last used millisecond on;
+        // if an operator releases it, what was granted stays reserved.
         store.release(next, next.floor_ms + 50).await.unwrap();
         let again = store
             .acquire(Uuid::new_v4(), at(9000, 60_000))
@@ -1014,8 +1014,8 @@ on_each_version! {
         );
     }
 
-    /// Generators with one epoch, and clocks that agree with the server's: others are told what to
-    /// do.
+    /// Generators with one epoch, and clocks that agree with the server's: others get an error that
+    /// contains what to do.
     async fn epochs_and_clocks(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
@@ -1071,8 +1071,8 @@ on_each_version! {
     }
 
     /// The database of the leases falls silent: callers wait at the same time, not one after the
-    /// other. Those with deadlines of their own use up neither numbers nor connections; and whoever
-    /// was granted a number without learning of it gets the same one.
+    /// other. Those with deadlines of their own use up neither numbers nor connections; and a
+    /// process that was granted a number without getting the answer gets the same one.
     async fn one_renewal_for_all(version) {
         let cluster = TestCluster::start(version, 1);
         let proxy = Proxy::to(cluster.server(0).port()).await;
@@ -1144,7 +1144,7 @@ on_each_version! {
         );
         proxy.speak_again();
 
-        // A grant whose answer was lost.
+        // A grant with a lost answer.
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         let token = Uuid::new_v4();
         let first = store.acquire(token, term(now_ms(), 60_000)).await.unwrap();
@@ -1315,8 +1315,8 @@ on_each_version! {
             "whoever had number 0 ({lost:?} or the other) has another"
         );
 
-        // Without the database IDs go on until the lease ends, and then stop with an error that
-        // says so.
+        // Without the database IDs continue until the lease ends, and then stop with an error that
+        // reports it.
         options.lease = Duration::from_millis(1500);
         options.margin = Duration::from_millis(500);
         let short = Snowflake::acquire(store, options, pgshard::idgen::SystemClock::shared())
@@ -1448,7 +1448,7 @@ on_each_version! {
         ] {
             let held = store.acquire(Uuid::new_v4(), term()).await.unwrap();
             client.batch_execute(sql).await.unwrap();
-            // A lease that has not ended goes on; one that has may have a successor.
+            // A lease that has not ended continues; one that has may have a successor.
             assert!(store.renew(held, term()).await.unwrap().is_some(), "{what}");
             on_hold(what).await;
             let end = "UPDATE pgshard_workers.lease SET expires_at = now() - interval '1 second' \
@@ -1464,7 +1464,7 @@ on_each_version! {
                 .unwrap();
         }
 
-        // A table is created again, with and without somebody who may hold a number.
+        // A table is created again, with and without a process that may hold a number.
         client
             .batch_execute("DROP SCHEMA pgshard_workers CASCADE")
             .await
@@ -1491,8 +1491,7 @@ on_each_version! {
         );
     }
 
-    /// Forty generators start at once where transactions are repeatable read unless they say
-    /// otherwise.
+    /// Forty generators start at the same time with `repeatable read` as the default isolation.
     async fn leases_under_another_isolation(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");

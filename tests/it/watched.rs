@@ -269,7 +269,7 @@ on_each_version! {
                 deeds += 1;
             }
             settle(&world).await;
-            // What a watcher has seen before this, it may still tell.
+            // A watcher may still report what it has seen before this.
             tokio::time::sleep(Duration::from_secs(3)).await;
             times.number.fetch_add(1, Ordering::SeqCst);
         }

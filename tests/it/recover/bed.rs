@@ -188,7 +188,7 @@ impl Bed {
 
     /// Checks that every row exists, except those that were lost with `lost`, the server that came
     /// back: rows that it took between its backup and its end and that no other host has. Rows from
-    /// before or after are there, where the shard is served; only rows written before anybody
+    /// before or after are there, where the shard is served; only rows written before any operator
     /// looked may be in an old copy.
     pub(super) async fn judge(&self, lost: usize) {
         let mut served: BTreeSet<i64> = BTreeSet::new();
