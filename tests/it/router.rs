@@ -75,7 +75,7 @@ on_each_version! {
         );
     }
 
-    /// Every row is in the shard and on the host that arithmetic and map say, and is found by its
+    /// Every row is in the shard and on the host that arithmetic and map give, and is found by its
     /// ID.
     async fn keys_and_ids(version) {
         let shards = Shards::start(version, 64).await;
@@ -176,7 +176,7 @@ on_each_version! {
         );
     }
 
-    /// If a host is down, its own shards fail, each with an error that says so, and no others.
+    /// If a host is down, its own shards fail, each with an error that reports it, and no others.
     async fn a_dead_host_fails_only_its_shards(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();

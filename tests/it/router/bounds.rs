@@ -14,8 +14,8 @@ use super::{COUNT, INSERT};
 const LONG: Duration = Duration::from_secs(60);
 
 on_each_version! {
-    /// A statement that is always wrong, on every shard at once, gets its error each time, with few
-    /// look-ups.
+    /// A statement that is always wrong, on every shard at the same time, gets its error each time,
+    /// with few look-ups.
     async fn a_typo_is_no_storm(version) {
         let shards = Shards::start(version, 64).await;
         let router = shards.router();
@@ -47,7 +47,8 @@ on_each_version! {
         assert!(asked < 640 / 2, "{asked}");
     }
 
-    /// A limited number of calls wait for a move; the next one is told at once, and may try again.
+    /// A limited number of calls wait for a move; the next one fails immediately, and may try
+    /// again.
     async fn waiters_are_bounded(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -122,7 +123,7 @@ on_each_version! {
         assert!(callers.join_all().await.iter().all(Result::is_ok));
     }
 
-    /// All hosts share a number of connections; one that nobody uses makes room for another host's.
+    /// All hosts share a number of connections; an idle one makes room for another host's.
     async fn connections_in_total(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();

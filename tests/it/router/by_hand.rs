@@ -207,8 +207,8 @@ impl Move<'_> {
             .unwrap();
     }
 
-    /// Copies behind the fence (when nobody writes any longer) and decides: from now on the source
-    /// says `moved`.
+    /// Copies behind the fence (when no session writes any longer) and decides: from now on the
+    /// source reports `moved`.
     pub(crate) async fn decide(&self) {
         let [source, target] = [self.source, self.target].map(|host| &self.shards.db[host]);
         let schema = schema(self.number);

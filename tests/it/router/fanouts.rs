@@ -35,8 +35,8 @@ async fn failed(results: pgshard::fanout::Gather<'_>) -> (usize, BTreeSet<ShardI
 
 on_each_version! {
     /// One shard is locked: only that one fails, however many statements wait behind it. A read
-    /// goes to another connection meanwhile; a write gets its turn when the one before it has been
-    /// ended.
+    /// goes to another connection in that time; a write gets its turn when the one before it has
+    /// been ended.
     async fn a_lock_holds_up_itself(version) {
         let shards = Shards::start(version, 64).await;
         let mut options = shards.options();
@@ -122,7 +122,7 @@ on_each_version! {
         locking.batch_execute("ROLLBACK").await.unwrap();
         for number in 0..64 {
             let titles = shards.titles(usize::from(number >= 32), number).await;
-            // What was given up at the deadline may have run, as its error says.
+            // A statement that was cancelled at the deadline may have run, as its error reports.
             let either = locked.contains(&shard(number)) && titles == ["ab"];
             assert!(
                 either || titles == ["abb"],
@@ -247,8 +247,8 @@ on_each_version! {
         drop(both);
     }
 
-    /// Transactions that need a second connection of the same host say so when they have waited in
-    /// vain.
+    /// Transactions that need a second connection of the same host report that when they have
+    /// waited in vain.
     async fn nesting_is_named(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();
@@ -280,7 +280,8 @@ on_each_version! {
         other.await.unwrap();
     }
 
-    /// What nobody takes is not read: the servers wait. Whoever takes it in the end gets all of it.
+    /// Results that the caller does not take are not read: the servers wait. When the caller takes
+    /// them in the end, they are complete.
     async fn results_wait_at_the_servers(version) {
         let shards = Shards::start(version, 64).await;
         let mut options = shards.options();

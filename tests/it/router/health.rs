@@ -43,7 +43,7 @@ async fn at_last(router: &Router, key: i64) -> u32 {
 }
 
 on_each_version! {
-    /// A host that accepts connections and never answers makes its first callers wait, and nobody
+    /// A host that accepts connections and never answers makes its first callers wait, and none
     /// after them.
     async fn a_host_that_never_answers(version) {
         let shards = Shards::start(version, 8).await;
@@ -79,7 +79,7 @@ on_each_version! {
             most",
             costs[1000], costs[1999]
         );
-        // It is tried again from time to time, but by nobody's call.
+        // It is tried again from time to time, but not by a call.
         assert!(mute.taken() < 50, "{}", mute.taken());
         let by_shard = router.all_shards().query(COUNT, &[]);
         let by_shard: Vec<(ShardId, bool)> = futures_util::StreamExt::collect(
@@ -105,7 +105,7 @@ on_each_version! {
         );
     }
 
-    /// A host falls silent while connections to it exist: deadlines notice it, then nobody waits,
+    /// A host falls silent while connections to it exist: deadlines notice it, then no call waits,
     /// and it comes back.
     async fn a_host_that_falls_silent(version) {
         let shards = Shards::start(version, 8).await;
@@ -234,7 +234,7 @@ on_each_version! {
         assert_eq!(row.get::<_, i64>(0), 2);
     }
 
-    /// If an address leads to a standby now, a write waits for the primary; nobody sees 25006.
+    /// If an address leads to a standby now, a write waits for the primary; no caller sees 25006.
     async fn a_standby_refuses_writes(version) {
         let shards = Shards::start(version, 4).await;
         shards.cluster.make_standby(version, 1, 0);
@@ -258,7 +258,7 @@ on_each_version! {
         let (write, both, ()) = tokio::join!(write, both, turn);
         assert_eq!((write.unwrap(), both.unwrap()), (1, 1));
         assert_eq!(shards.titles(0, 0).await, ["statement", "transaction"]);
-        // If the caller asked for a read-only transaction, the mistake is the caller's.
+        // If the caller requested a read-only transaction, the mistake is the caller's.
         let reader = router.by_key(0).build_transaction().read_only(true);
         let error = reader
             .run(async |tx| tx.execute(INSERT, &[&3_i64, &"x"]).await)

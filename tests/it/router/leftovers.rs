@@ -1,6 +1,6 @@
-//! What callers leave behind at a pooler does not reach anybody else. PgBouncer before 1.21 passes
-//! on a server's session as soon as the server was ready once, even if the client that leaves had
-//! more under way.
+//! What callers leave behind at a pooler does not reach another caller. PgBouncer before 1.21
+//! passes on a server's session as soon as the server was ready once, even if the client that
+//! leaves had more under way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// A number that nobody else asks for.
+    /// A number that no other caller queries.
     fn next(&mut self) -> i64 {
         self.number += 1;
         self.number
@@ -76,7 +76,7 @@ impl Caller {
         self.ask().await;
     }
 
-    /// Whoever waits gets the answer to its own question.
+    /// A caller that waits gets the answer to its own query.
     async fn ask(&mut self) {
         let (number, router) = (self.next(), self.router.clone());
         let answer = router
@@ -173,7 +173,7 @@ impl Caller {
         .await;
     }
 
-    /// The driver refuses the answer and goes on reading it.
+    /// The driver refuses the answer and continues to read it.
     async fn raw_copies(&mut self) {
         let (number, left) = (self.next(), self.polls());
         let Ok(client) = self.router.by_key(number).client().await else {
@@ -209,7 +209,7 @@ impl Caller {
 
 on_each_version! {
     /// Callers drop their calls at every place, also with clients of their own: each gets the
-    /// answer to its own question, and nobody's statement is cancelled instead of another's.
+    /// answer to its own query, and no statement is cancelled instead of another's.
     async fn nobody_gets_anothers_answer(version) {
         let world = World::new(&[version], 4).await;
         let (pooler, router) = pooled(&world).await;
@@ -237,8 +237,8 @@ on_each_version! {
         drop((router, pooler));
     }
 
-    /// A statement that was prepared for a single use does not exist for the next one, whoever gave
-    /// it up: another process may use the same name.
+    /// A statement that was prepared for a single use does not exist for the next one, even after a
+    /// dropped call: another process may use the same name.
     async fn nothing_stays_prepared(version) {
         let world = World::new(&[version], 4).await;
         let (pooler, router) = pooled(&world).await;

@@ -42,8 +42,8 @@ async fn plays(seed: u64, version: u32, without: &[&str]) {
 }
 
 on_each_version! {
-    /// What happens to the servers is noticed at once, so that connections can be counted and time
-    /// be judged.
+    /// What happens to the servers is noticed immediately, so that connections can be counted and
+    /// time be judged.
     async fn with_moves_and_locks(version) {
         plays(1, version, &["silent", "restart", "failover"]).await;
     }

@@ -1,4 +1,4 @@
-//! Many at once: IDs, keys, rows and shards, while some of them fail or are being moved.
+//! Many in one call: IDs, keys, rows and shards, while some of them fail or are being moved.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -286,7 +286,7 @@ on_each_version! {
     }
 
     /// What has not answered by the deadline fails, each shard once, and no connection is left with
-    /// an answer that nobody takes.
+    /// an answer that is not read.
     async fn shards_that_miss_the_deadline_fail_once(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();

@@ -204,7 +204,7 @@ on_each_version! {
             serving: {counted:?}"
         );
 
-        // A move that the router is not told about.
+        // A move that the router is not notified of.
         let moving = shards.prepare(0, 0).await;
         moving.fence(Duration::from_secs(60)).await;
         moving.decide().await;

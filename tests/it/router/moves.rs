@@ -151,7 +151,7 @@ on_each_version! {
         callers.stop().await;
     }
 
-    /// A mover died between decide and open: a router opens. Until then nobody is sent back and
+    /// A mover died between decide and open: a router opens. Until then no call is sent back and
     /// forth.
     async fn a_router_finishes_an_open(version) {
         let shards = Shards::start(version, 8).await;
@@ -183,7 +183,7 @@ on_each_version! {
         assert_eq!(shards.titles(1, 1).await, titles);
     }
 
-    /// An application's own mistake comes back at once, and many of them cause few look-ups.
+    /// An application's own mistake comes back immediately, and many of them cause few look-ups.
     async fn mistakes_cause_few_look_ups(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -291,7 +291,7 @@ on_each_version! {
     }
 
     /// A function of the application raises `SH001`, and the host contradicts it: it runs twice,
-    /// and the error is the application's. After a fence it is believed once more.
+    /// and the error is the application's. After a fence it is believed again.
     async fn an_application_that_says_it_has_moved(version) {
         let shards = Shards::start(version, 4).await;
         let router = shards.router();
@@ -334,7 +334,7 @@ on_each_version! {
     }
 
     /// A transaction is run again as a whole: if it was open when the fence came, also under
-    /// REPEATABLE READ, where DETAIL still says `serving`; and if the closure does not pass the
+    /// REPEATABLE READ, where DETAIL still contains `serving`; and if the closure does not pass the
     /// error on.
     async fn transactions_start_over(version) {
         let shards = Shards::start(version, 8).await;
@@ -493,7 +493,7 @@ on_each_version! {
             .transaction(async |tx| tx.query_one("SELECT public.is_photo()", &[]).await);
         assert!(matches!(error.await, Err(Error::ShardUnavailable { .. })));
         moving.unfence().await;
-        // Long enough that nobody takes the fence for the cause of an error any longer.
+        // Long enough that the fence is no longer taken for the cause of an error.
         pass(200).await;
         router
             .by_key(1)
@@ -539,7 +539,7 @@ on_each_version! {
         router.by_key(1).query(COUNT, &[]).await.unwrap();
     }
 
-    /// A fence that nobody lifts ends in an error that says so, after the given time and not
+    /// A fence that is never lifted ends in an error that reports it, after the given time and not
     /// before.
     async fn waiting_for_a_fence_ends(version) {
         let shards = Shards::start(version, 8).await;

@@ -118,8 +118,8 @@ on_each_version! {
         }
     }
 
-    /// A statement that asks the catalogs about a name gets another answer from a signpost, and no
-    /// error: the router asks whether the host serves the shard before it believes the answer.
+    /// A statement that queries the catalogs for a name gets another answer from a signpost, and no
+    /// error: the router queries whether the host serves the shard before it believes the answer.
     async fn questions_about_names(version) {
         let shards = Shards::start(version, 6).await;
         for (number, Ways { name, router, .. }) in (0..).zip(Ways::all(&shards).await) {

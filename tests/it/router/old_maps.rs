@@ -1,4 +1,4 @@
-//! Online moves, used through routers whose maps are very old.
+//! Online moves, used through routers with very old maps.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -60,7 +60,8 @@ on_each_version! {
         assert_eq!(error.code().unwrap().code(), "42P01");
     }
 
-    /// A table that exists only in `public` belongs to no shard, unless it is asked for.
+    /// A table that exists only in `public` belongs to no shard, unless `public` is in the
+    /// transaction's `search_path`.
     async fn names_do_not_fall_through(version) {
         let shards = Shards::start(version, 2).await;
         shards
@@ -93,7 +94,7 @@ on_each_version! {
         );
     }
 
-    /// The same prepared text in shards whose types differ, and through a move.
+    /// The same prepared text in shards with different types, and through a move.
     async fn through_a_move(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();

@@ -73,7 +73,7 @@ async fn step(router: &Router, rng: &mut Rng) {
     }
 }
 
-/// Ends connections and refuses new ones from time to time, until told to stop.
+/// Ends connections and refuses new ones from time to time, until it is stopped.
 async fn disturb(shards: &Shards, mut stop: oneshot::Receiver<()>, mut rng: Rng) {
     let kill =
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'program'

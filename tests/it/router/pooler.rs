@@ -89,7 +89,7 @@ impl Pooler {
         if std::fs::metadata(servers.directory()).unwrap().uid() != owner.uid() {
             command.uid(owner.uid()).gid(owner.gid());
         }
-        // Not in the servers' folder, which not everybody can read.
+        // Not in the servers' folder, which not every user can read.
         let ini = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.ini"));
         std::fs::write(&ini, settings(port, &log, server.port(), lines)).unwrap();
         let child = command.arg(&ini).spawn().unwrap();
@@ -119,8 +119,8 @@ impl Pooler {
         pooler
     }
 
-    /// One through which routers go to a host, as its config says from now on, with the settings
-    /// that docs/pgbouncer.md asks for.
+    /// One through which routers reach a host, which is in the config from now on, with the
+    /// settings that docs/pgbouncer.md requires.
     pub(crate) async fn on_the_way(world: &World, host: usize) -> Pooler {
         let lines = "default_pool_size = 20\nserver_login_retry = 1\nserver_connect_timeout = 3";
         let pooler = Pooler::with(&world.servers, host, lines).await;
@@ -145,8 +145,8 @@ impl Pooler {
         .unwrap();
     }
 
-    /// From now on it leads to another server, and nobody keeps a session with the former one: what
-    /// an operator does after a fail-over.
+    /// From now on it leads to another server, and no client keeps a session with the former one:
+    /// what an operator does after a fail-over.
     pub(crate) async fn lead_to(&self, server: u16) {
         self.name(server);
         let console = connect(&format!(

@@ -1,5 +1,5 @@
-//! What an application is told is true: `Ok` means that the server has committed, and an error that
-//! says that nothing has run means that there is no effect.
+//! What an application gets back is true: `Ok` means that the server has committed, and an error
+//! that reports that nothing has run means that there is no effect.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -27,7 +27,7 @@ const BUMP: &str = "CREATE FUNCTION shard_0000.bump() RETURNS bigint LANGUAGE pl
         RETURN 1;
     END $$";
 
-/// Waits until the server's statistics say so.
+/// Waits until the server's statistics show this.
 async fn until(shards: &Shards, host: usize, condition: &str) {
     let sql = format!("SELECT {condition}");
     let met = async {
@@ -56,7 +56,7 @@ async fn taken(shards: &Shards) -> Vec<String> {
 }
 
 on_each_version! {
-    /// The backend dies while it runs a statement, or COMMIT: nobody knows whether that has taken
+    /// The backend dies while it runs a statement, or COMMIT: it is unknown whether that has taken
     /// effect. A pooler reports it in its own words.
     async fn whoever_dies_at_work_may_have_done_it(version) {
         let shards = Shards::start(version, 4).await;
@@ -167,7 +167,7 @@ on_each_version! {
                 "{name}"
             );
             assert_eq!(taken(&shards).await, [""; 0], "{name}");
-            // A savepoint whose work reports success although it failed.
+            // A savepoint with work that reports success although it failed.
             let kept = router.by_key(0).transaction(async |tx| {
                 tx.execute(INSERT, &[&1_i64, &"kept"]).await?;
                 let swallowed: Result<(), Error> = tx
@@ -232,7 +232,7 @@ on_each_version! {
                         .await
                         .is_err()
                 );
-                // With a text that nobody has sent before.
+                // With a text that was never sent before.
                 let next = format!(
                     "UPDATE {{shard}}.photos SET title = $1 WHERE id = $2 /* {name} \
                     */"
@@ -284,8 +284,9 @@ on_each_version! {
         }
     }
 
-    /// What runs beside an open savepoint would be undone with it, so it is refused. One after the
-    /// other and within each other they are allowed, also around those of another transaction.
+    /// What runs concurrently with an open savepoint would be undone with it, so it is refused. One
+    /// after the other and within each other they are allowed, also around those of another
+    /// transaction.
     async fn savepoints_do_not_overlap(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -334,8 +335,8 @@ on_each_version! {
                             })
                             .await;
                         assert!(inner.is_err(), "{name}");
-                        // Another shard's transaction with a savepoint, within which this one goes
-                        // on.
+                        // Another shard's transaction with a savepoint, within which this one
+                        // continues.
                         let other = router.by_key(2).transaction(async |other| {
                             let both = async {
                                 other.execute(COUNT, &[]).await?;
@@ -415,8 +416,8 @@ on_each_version! {
         }
     }
 
-    /// `?` on a call over many shards keeps what is done, and its error says that the call must not
-    /// be repeated.
+    /// `?` on a call over many shards keeps what is done, and its error reports that the call must
+    /// not be repeated.
     async fn done_in_part(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();
@@ -541,14 +542,15 @@ on_each_version! {
                     NOT granted)",
                 )
                 .await;
-                // The statement goes on, and no answer comes back.
+                // The statement continues, and no answer comes back.
                 proxy.fall_silent();
                 shards.db[0]
                     .batch_execute("SELECT pg_advisory_unlock(99)")
                     .await
                     .unwrap();
                 if unnamed {
-                    // It waits within a transaction of the router's, whose end does not arrive.
+                    // It waits within a transaction of the router's, and the end of that does not
+                    // arrive.
                     until(
                         &shards,
                         0,
@@ -573,8 +575,8 @@ on_each_version! {
         }
     }
 
-    /// The caller says that it only reads: then a lost connection is nothing worse, and many shards
-    /// are asked again.
+    /// The caller declares that it only reads: then a lost connection is nothing worse, and many
+    /// shards are queried again.
     async fn a_select_by_the_callers_word(version) {
         let shards = Shards::start(version, 4).await;
         let once = "CASE WHEN nextval('shard_0000.times') = 1 THEN \
@@ -638,8 +640,8 @@ on_each_version! {
             .unwrap();
     }
 
-    /// A raw client that is dropped within a transaction leaves no lock, even if nobody borrows its
-    /// connection again.
+    /// A raw client that is dropped within a transaction leaves no lock, even if its connection is
+    /// never borrowed again.
     async fn a_raw_client_is_dropped(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {

@@ -110,7 +110,7 @@ on_each_version! {
                     assert_eq!(seen(&router).await, NEW, "{name} {sql}, commits: {commits}");
                 }
             }
-            // A lock of the session is released even if nobody borrows the connection again.
+            // A lock of the session is released even if the connection is never borrowed again.
             router
                 .by_key(0)
                 .query("SELECT pg_advisory_lock(7)", &[])
@@ -214,8 +214,8 @@ on_each_version! {
     }
 
     /// Row level security by a setting: each transaction sets its own tenant, as
-    /// docs/applications.md shows. Nobody sees another's rows, and without a tenant nobody sees
-    /// any.
+    /// docs/applications.md shows. No tenant sees another's rows, and without a tenant no rows are
+    /// visible.
     async fn row_level_security(version) {
         let shards = Shards::start(version, 4).await;
         shards.db[0]

@@ -1,4 +1,4 @@
-//! Hosts whose URL is corrected while routers run.
+//! Hosts with a URL that is corrected while routers run.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

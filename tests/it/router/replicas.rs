@@ -16,7 +16,7 @@ use super::by_hand::Shards;
 use super::metrics::Recorded;
 use super::proxy::Proxy;
 
-/// How many photos there are, and whether a standby says so.
+/// How many photos there are, and whether a standby returned that.
 const SEEN: &str = "SELECT count(*), pg_is_in_recovery() FROM {shard}.photos";
 
 /// The cluster's hosts, and the last server turned into a standby of the first host.
@@ -211,7 +211,7 @@ on_each_version! {
     }
 
     /// A standby answers while it is near enough; the primary answers if the standby is not, or is
-    /// away, or does not have what is asked for.
+    /// away, or does not have what is requested.
     async fn near_enough_or_the_primary(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         let standby = shards.cluster.superuser(2).await;
@@ -251,7 +251,7 @@ on_each_version! {
             "{counted:?}"
         );
 
-        // Not for the position of another shard, which says nothing about this one.
+        // Not for the position of another shard, which does not apply to this one.
         let other = router.by_key(1).position().await.unwrap();
         let row = router
             .by_key(0)
@@ -263,7 +263,7 @@ on_each_version! {
         assert!(!row.get::<_, bool>(1));
         assert_eq!(recorded.since()["reads_total db1 behind"], 1);
 
-        // What a standby cannot do, and what nobody can.
+        // What a standby cannot do, and what no server can.
         until(&router, 0, true).await;
         let sql = "SELECT pg_is_in_recovery() FROM {shard}.photos WHERE id = 0 FOR UPDATE";
         assert!(
@@ -336,8 +336,8 @@ on_each_version! {
         assert_eq!(until(&router, 0, true).await, 21);
         assert_eq!(until(&brief, 0, true).await, 21);
 
-        // Without its primary nobody can say how old the standby's data is; it is read for as long
-        // as that was known.
+        // Without its primary the age of the standby's data is unknown; it is read for as long as
+        // the last known age allows.
         shards.cluster.server(0).stop(StopMode::Immediate).unwrap();
         let gone = Instant::now();
         let error = loop {
@@ -367,7 +367,7 @@ on_each_version! {
     }
 
     /// While a shard moves, a standby of the source shows it until it learns of the move, and no
-    /// longer; a standby of the target is not used until it has learned of it. Nobody gets an
+    /// longer; a standby of the target is not used until it has learned of it. No call gets an
     /// error.
     async fn a_standby_does_not_know_of_a_move(version) {
         let (shards, mut options) = with_standby(version, 4).await;
@@ -510,7 +510,7 @@ on_each_version! {
     }
 
     /// The address of a standby leads to another one, which is behind: what the first has shown
-    /// says nothing about it.
+    /// does not apply to it.
     async fn an_address_that_goes_back(version) {
         let (shards, mut options) = with_standbys(version, 4, 2).await;
         let still = shards.cluster.superuser(3).await;

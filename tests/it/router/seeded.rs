@@ -1,5 +1,5 @@
 //! Random programs: calls, transactions with savepoints, futures that are dropped at any await,
-//! while backends are killed. What each caller was told is compared with what exists in the end.
+//! while backends are killed. What each caller got back is compared with what exists in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use super::ways::Ways;
 const CALLERS: u64 = 6;
 const STEPS: u64 = 60;
 
-/// What a caller was told about rows that belong together.
+/// What a caller knows from its results about rows that belong together.
 #[derive(Debug)]
 struct Told {
     /// Rows that all exist.
@@ -38,7 +38,7 @@ struct Noted {
 }
 
 impl Noted {
-    /// What the end of its transaction says about it; `None` if the caller has not waited.
+    /// What the result of its transaction means for them; `None` if the caller has not waited.
     fn told(&self, result: Option<&Result<(), Error>>) -> Told {
         let (inserted, mut undone) = (self.inserted.clone(), self.undone.clone());
         let none = BTreeSet::new();
@@ -205,8 +205,8 @@ async fn run(
     }
 }
 
-/// Kills random backends of the application, until it is told to stop. On a slow machine it does so
-/// less often: something must be acknowledged between two, if the callers get anything done.
+/// Kills random backends of the application, until it is stopped. On a slow machine it does so less
+/// often: something must be acknowledged between two, if the callers get anything done.
 async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mut rng: Rng) {
     let killer = shards.cluster.superuser(0).await;
     while !stop.load(Ordering::Relaxed) {

@@ -325,7 +325,7 @@ on_each_version! {
         });
         assert_eq!(columns.await.unwrap(), 5);
         assert_eq!(shards.titles(0, 0).await, ["a!"]);
-        // Somebody has deallocated everything that was prepared.
+        // The caller has deallocated everything that was prepared.
         router
             .by_key(0)
             .execute("DEALLOCATE ALL", &[])
@@ -450,7 +450,7 @@ on_each_version! {
                 .savepoint(async { tx.execute(INSERT, &[&4_i64, &"inner"]).await })
                 .await;
             assert_eq!(twice.unwrap_err().code().unwrap().code(), "23505");
-            // A mistake in a name, caught the same way: the host is asked, and then it is
+            // A mistake in a name, caught the same way: the host is queried, and then it is
             // committed.
             tx.execute("SAVEPOINT mine", &[]).await?;
             assert!(
@@ -500,7 +500,7 @@ on_each_version! {
         });
         assert_eq!(said.await.unwrap(), "repeatable read on");
 
-        // Dropped halfway: it is rolled back, and its connection is given to nobody else.
+        // Dropped halfway: it is rolled back, and its connection is given to no other caller.
         let hangs = router.by_key(0).transaction(async |tx| {
             tx.execute(INSERT, &[&6_i64, &"dropped"]).await?;
             tx.execute("SELECT pg_sleep(60)", &[]).await

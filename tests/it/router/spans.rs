@@ -211,10 +211,10 @@ on_each_version! {
             .unwrap();
         let options = shards.options();
         let spans = Spans::default();
-        // A runtime on one thread, whose spans are recorded.
+        // A runtime on one thread that records its spans.
         let playing = tokio::task::spawn_blocking(move || {
-            // With only one subscriber in the process, the thread that reaches the span first is
-            // asked whether it wants it; that may be another test's thread, which wants none. A
+            // With only one subscriber in the process, the thread that reaches the span first
+            // decides whether it is enabled; that may be another test's thread, which wants none. A
             // second subscriber prevents this.
             let _second = tracing::Dispatch::new(Registry::default());
             let subscriber = Registry::default().with(spans.clone());
@@ -228,7 +228,7 @@ on_each_version! {
         playing.await.unwrap();
     }
 
-    /// Calls that nobody waits for, and those that time out, are counted as such.
+    /// Calls that are not awaited, and those that time out, are counted as such.
     async fn none_is_forgotten(version) {
         let shards = Shards::start(version, 4).await;
         let recorder = DebuggingRecorder::new();
@@ -272,7 +272,7 @@ on_each_version! {
             .await
             .unwrap_err();
         assert_eq!(requests(), [("db1 timeout".to_owned(), 1)]);
-        // On each host one shard does not answer; nobody waits for the rest.
+        // On each host one shard does not answer; the call does not wait for the rest.
         let sleeps = "SELECT CASE WHEN '{shard}' ~ '_000[13]' THEN pg_sleep(60)::text END";
         let results = router
             .all_shards()

@@ -1,5 +1,5 @@
-//! What an application asks of an answer: rows as values of its own; and of an error: whose it is
-//! and what to do.
+//! What an application needs from an answer: rows as values of its own; and from an error: whether
+//! it is its own, and what to do.
 
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ on_each_version! {
         }
     }
 
-    /// Each error is the application's or the cluster's, and says what to do.
+    /// Each error is the application's or the cluster's, and contains what to do.
     async fn whose_an_error_is(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();
