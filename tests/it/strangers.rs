@@ -1,7 +1,7 @@
-//! Somebody who may create objects in `public` sets traps there for what the operator and the
+//! A role that may create objects in `public` sets traps there for what the operator and the
 //! application run: PostgreSQL also looks there for an operator or a function that it does not have
-//! for exactly these types (CVE-2018-1058). Whoever may create objects in a shard sets them there,
-//! where a definition is read with the shard before PostgreSQL's own schema.
+//! for exactly these types (CVE-2018-1058). A role that may create objects in a shard sets them
+//! there, where a definition is read with the shard before PostgreSQL's own schema.
 
 mod code;
 
@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, lines};
 
-/// What the trap says when it is called.
+/// The trap's error when it is called.
 const CAUGHT: &str = "a trap in public";
 
 /// Types that are combined in statements.
@@ -22,7 +22,7 @@ const OPERATORS: [(&str, &str); 2] = [
     ("numeric", "'{+,-,*,/,%,&,|,<<,>>,||,->,->>}'::text[]"),
 ];
 
-/// Functions whose arguments PostgreSQL would have to convert.
+/// Functions with arguments that PostgreSQL would have to convert.
 const FUNCTIONS: &str = "'{format,concat,concat_ws,left,right,round,floor,ceil,length,lower,quote_ident,date_part,
     to_timestamp,generate_series,to_regclass,string_agg,array_agg,unnest,sum,max,count,md5,mod,nextval,setval,
     split_part,starts_with,has_schema_privilege,pg_has_role,extract,array_to_string}'::text[]";
@@ -227,7 +227,7 @@ on_each_version! {
         goes_well(&world, &["move", "1", "--to", "db2", "--yes"], 0).await;
     }
 
-    /// A tenant's tables in a shard, with policies and triggers that run as whoever reads or
+    /// A tenant's tables in a shard, with policies and triggers that run as the role that reads or
     /// writes: no command reads or writes them by itself, neither to check rows nor to record the
     /// progress of a backfill.
     async fn traps_in_tables(version) {

@@ -1,6 +1,6 @@
 //! A role with every right on a shard's tables tries to have its code run by a mover: TRIGGER and
-//! REFERENCES attach what runs as whoever writes. The mover writes to what it builds at a target,
-//! and to an old copy that is fed or taken back.
+//! REFERENCES attach code that runs as the role that writes. The mover writes to what it builds at
+//! a target, and to an old copy that is fed or taken back.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ async fn world(version: u32) -> World {
         WHERE name LIKE '% 1_'";
     owner.batch_execute(rows).await.unwrap();
     owner.batch_execute(GRANTS).await.unwrap();
-    // The traps do work: whoever deletes a row runs what hangs on a row that refers to it.
+    // The traps do work: deleting a row runs what is attached to a row that refers to it.
     let answers = lay(&world.servers.superuser(0).await, "shard_0000").await;
     assert!(answers.iter().all(|answer| answer == "done"), "{answers:?}");
     owner
@@ -97,8 +97,8 @@ async fn lay(superuser: &Client, schema: &str) -> Vec<String> {
              FOR EACH STATEMENT EXECUTE FUNCTION tenant.trap()"
         )
     };
-    // Before PostgreSQL 18 a deferred trigger runs as whoever commits, although the cascade is the
-    // tenant's.
+    // Before PostgreSQL 18 a deferred trigger runs as the role that commits, although the cascade
+    // is the tenant's.
     let spy = format!(
         "CREATE TABLE tenant.spy_{schema} (id bigint REFERENCES {schema}.users ON DELETE CASCADE);
          CREATE CONSTRAINT TRIGGER trap AFTER DELETE ON tenant.spy_{schema} DEFERRABLE INITIALLY \
@@ -133,8 +133,8 @@ async fn caught(world: &World) -> String {
     caught
 }
 
-/// Runs a command to a failpoint, sets the traps there in a schema of a host, and lets it go on to
-/// its end.
+/// Runs a command to a failpoint, sets the traps there in a schema of a host, and lets it continue
+/// to its end.
 async fn attacked(world: &World, args: &[&str], at: &str, (host, schema): (usize, &str)) {
     let child = world
         .command(args, &[("PGSHARD_FAILPOINT", &format!("{at}=stop"))])
@@ -206,7 +206,7 @@ on_each_version! {
                 .await
                 .ended(0);
         }
-        // There the application is as it was: the tenant may do what he was let do.
+        // There the application is as it was: the tenant keeps its rights.
         let answers = lay(&world.servers.superuser(1).await, "shard_0000").await;
         assert!(answers.iter().all(|answer| answer == "done"), "{answers:?}");
     }

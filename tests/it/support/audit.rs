@@ -1,5 +1,5 @@
-//! The audit: compares what the hosts have with what they say, what the map says, and what writers
-//! were told.
+//! The audit: compares what the hosts have with what they report, with the map, and with what was
+//! acknowledged to writers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,15 @@ use super::world::{World, lines};
 use super::writers::Notes;
 
 impl World {
-    /// After moves that have all ended: every acknowledged row exists exactly once, where the map
-    /// says; every shard has one host; and nothing of a move is left except what a ledger names.
+    /// After moves that have all ended: every acknowledged row exists exactly once, on the host
+    /// that the map names; every shard has one host; and nothing of a move is left except what a
+    /// ledger names.
     pub(crate) async fn audit(&self, notes: &Notes) {
         self.audit_places().await;
         self.audit_rows(notes).await;
     }
 
-    /// Who serves what, and what is left of moves. Ignores rows: writers may go on.
+    /// Who serves what, and what is left of moves. Ignores rows: writers may continue.
     pub(crate) async fn audit_places(&self) {
         self.audit_places_by(&self.published()).await;
     }
@@ -267,7 +268,7 @@ impl World {
         self.audit_rows_but(notes, "no such payload").await;
     }
 
-    /// The same, ignoring rows whose payload begins with this.
+    /// The same, ignoring rows with a payload that begins with this.
     pub(crate) async fn audit_rows_but(&self, notes: &Notes, but: &str) {
         let mut found: BTreeMap<String, Vec<(usize, i64)>> = BTreeMap::new();
         let mut ids = BTreeSet::new();

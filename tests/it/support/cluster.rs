@@ -153,7 +153,7 @@ impl Drop for TestCluster {
     }
 }
 
-/// Starting blocks; on a runtime with several threads the other threads go on.
+/// Starting blocks; on a runtime with several threads the other threads continue.
 fn start(version: u32, hosts: usize, mut server: ServerOptions) -> Cluster {
     // Shared memory is sized for everything that could be locked, and a server's start and each of
     // its processes pay for it.
@@ -173,18 +173,18 @@ fn start(version: u32, hosts: usize, mut server: ServerOptions) -> Cluster {
 /// The programs of a major version. They are searched once, because that runs four of them.
 fn binaries(version: u32) -> Binaries {
     static FOUND: Mutex<BTreeMap<u32, Binaries>> = Mutex::new(BTreeMap::new());
-    // A test that found none has failed, and says why; the others search again.
+    // A test that found none has failed, with the reason; the others search again.
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     let look = || Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
     found.entry(version).or_insert_with(look).clone()
 }
 
-/// A connection whose socket is driven by a task of the runtime.
+/// A connection with its socket driven by a task of the runtime.
 pub(crate) async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls)
         .await
         .expect("a test's server takes connections");
-    // When the server goes away, the user of the client is told too.
+    // When the server goes away, the user of the client gets an error too.
     tokio::spawn(connection);
     client
 }

@@ -29,8 +29,8 @@ static KNOWN: LazyLock<HashMap<String, Value>> = LazyLock::new(|| {
     parsed.collect()
 });
 
-/// Checks that a run has printed what the schemas say. `args` are the command's arguments, as a
-/// shell has them.
+/// Checks that a run's output matches the schemas. `args` are the command's arguments, as a shell
+/// has them.
 #[track_caller]
 pub(crate) fn keeps(args: &[&str], stdout: &str, stderr: &str) {
     static VALIDATORS: LazyLock<Mutex<HashMap<String, &'static Validator>>> =

@@ -1,7 +1,7 @@
 //! One fault at one place of an online move, and what is done about it.
 //!
 //! A mover dies, or is stopped while a server crashes, its connections break, or another takes its
-//! move over. Writers go on all the time. Afterwards each shard is on one host, with every
+//! move over. Writers run all the time. Afterwards each shard is on one host, with every
 //! acknowledged row, and nothing is left of the move.
 
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub(crate) fn places() -> Vec<&'static str> {
 pub(crate) enum Fault {
     /// The mover is killed.
     Kill,
-    /// The source crashes while the mover is stopped, and runs again when the mover goes on.
+    /// The source crashes while the mover is stopped, and runs again when the mover continues.
     Source,
     /// The same with the target.
     Target,
@@ -195,8 +195,8 @@ async fn strike(
                     "the one that slept changed something"
                 );
                 if woken.code() == 7 {
-                    // Nobody took this shard over, because it was not claimed yet: the first mover
-                    // has claimed it since, and given up.
+                    // No mover took this shard over, because it was not claimed yet: the first
+                    // mover has claimed it since, and given up.
                     world.run(&["moves", verb.word(), id]).await;
                 }
                 return Some(id.clone());

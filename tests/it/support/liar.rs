@@ -1,9 +1,8 @@
-//! [`Liar`]: a real server behind a proxy that understands its messages and says one of them
-//! wrongly.
+//! [`Liar`]: a real server behind a proxy that understands its messages and falsifies one of them.
 //!
-//! Answers are counted in the order in which they are asked for, over all connections: the greeting
+//! Answers are counted in the order in which they are requested, over all connections: the greeting
 //! of a connection is one, so is all that comes up to ReadyForQuery, and so is each piece of a
-//! replication stream. A [`Lie`] says which is changed, and how.
+//! replication stream. A [`Lie`] has which one is changed, and how.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,7 +32,7 @@ pub(crate) enum Kind {
     MoreColumns,
     NoRow,
     RowTwice,
-    /// A message that says it is as long as this.
+    /// A message that announces this length.
     Announced(u32),
     /// A message of a kind that is not known.
     Unknown,
@@ -47,13 +46,13 @@ pub(crate) enum Kind {
     Twice,
     /// One byte of any message is another.
     Flipped,
-    /// The end of any message is missing, and its length says so.
+    /// The end of any message is missing, and its length accounts for that.
     Short,
     /// Bytes after the end of any message.
     Long,
     /// A message that ends its connection.
     Cut,
-    /// The server says no more, and listens.
+    /// The server sends no more, and listens.
     HalfClosed,
     /// Nothing comes any more.
     Silent,
@@ -103,7 +102,7 @@ impl Kind {
     }
 }
 
-/// One answer that is said wrongly, once.
+/// One answer that is falsified, once.
 #[derive(Clone, Debug)]
 pub(crate) struct Lie {
     /// Which, from 0.
@@ -177,7 +176,7 @@ impl Liar {
         }
     }
 
-    /// Counts answers from here on, and tells this lie. Open connections end.
+    /// Counts answers from here on, and injects this lie. Open connections end.
     pub(crate) fn tell(&self, lie: Option<Lie>) {
         self.state.life.send_modify(|life| *life += 1);
         self.state.asked.store(0, Ordering::SeqCst);
@@ -191,12 +190,12 @@ impl Liar {
         self.state.dawdles.store(true, Ordering::SeqCst);
     }
 
-    /// How many answers were asked for since.
+    /// How many answers were requested since.
     pub(crate) fn asked(&self) -> u64 {
         self.state.asked.load(Ordering::SeqCst)
     }
 
-    /// What was changed, if the lie was told.
+    /// What was changed, if the lie was injected.
     pub(crate) fn told(&self) -> Option<String> {
         self.state.told.lock().unwrap().clone()
     }
@@ -211,7 +210,7 @@ impl Drop for Liar {
 /// The answers that a connection waits for.
 #[derive(Default)]
 struct Queue {
-    /// Number, the tag that asked, and the statement.
+    /// Number, the tag of the request, and the statement.
     awaited: VecDeque<(u64, u8, String)>,
     /// The statement that was sent last.
     sql: String,
@@ -224,7 +223,7 @@ impl Queue {
     }
 }
 
-/// What the client says, as it says it.
+/// Forwards what the client sends, unchanged.
 async fn ask(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -255,7 +254,7 @@ async fn ask(
     }
 }
 
-/// What the server says, but for the lie.
+/// Forwards what the server sends, except for the lie.
 async fn answer(
     from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -325,7 +324,7 @@ async fn answer(
     }
 }
 
-/// The lie, if it is told here.
+/// The lie, if it is due here.
 fn due(state: &State, at: u64, tag: u8, sql: &str) -> Option<Lie> {
     let mut armed = state.lie.lock().unwrap();
     let (lie, skip) = armed.as_mut()?;

@@ -27,7 +27,7 @@ pub(crate) use world::{
 };
 pub(crate) use writers::Writers;
 
-/// What a command says on stderr, as it says it without `--json`: a test of its words reads both in
+/// A command's stderr in the form that it has without `--json`: a test of its words reads both in
 /// the same way.
 pub(crate) fn readable(stderr: &str) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();

@@ -220,7 +220,7 @@ async fn pass(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut way: Way) -
     End::Closed
 }
 
-/// Accepts connections and says nothing.
+/// Accepts connections and sends nothing.
 pub(crate) struct Mute {
     pub(crate) port: u16,
     taken: Arc<AtomicU32>,

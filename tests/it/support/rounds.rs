@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-/// Runs the round of each number at each host, until it is told to stop. Gives how many were done,
-/// and the errors that should not have occurred.
+/// Runs the round of each number at each host, until it is stopped. Returns how many were done, and
+/// the errors that should not have occurred.
 pub(crate) async fn rounds(
     clients: Vec<Client>,
     rest: Duration,
@@ -22,7 +22,8 @@ pub(crate) async fn rounds(
                 Ok(()) => done += 1,
                 Err(error) => {
                     let code = error.code().map_or("gone", |code| code.code()).to_owned();
-                    // Where the shard is not served, the signpost says so, or there is none yet.
+                    // Where the shard is not served, the signpost raises an error, or there is none
+                    // yet.
                     if !["SH001", "3F000", "42P01"].contains(&code.as_str()) {
                         refused.push(format!("{error:?}"));
                     }

@@ -1,5 +1,5 @@
-//! Online moves in great number: the same shards back and forth, and very many small shards at
-//! once.
+//! Online moves in great number: the same shards back and forth, and very many small shards in one
+//! move.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

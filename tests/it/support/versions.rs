@@ -36,8 +36,8 @@ macro_rules! older {
 ///
 /// A test that waits for something that never happens fails after ten minutes.
 ///
-/// The runtime has two threads, so that background tasks (a writer, say) go on while a test blocks
-/// in `Server::restart`.
+/// The runtime has two threads, so that background tasks (such as a writer) continue while a test
+/// blocks in `Server::restart`.
 macro_rules! on_each_version {
     ($($(#[$attribute:meta])* async fn $name:ident($version:ident) $body:block)+) => {$(
         $(#[$attribute])*
@@ -65,10 +65,10 @@ macro_rules! on_each_version {
     )+};
 }
 
-/// Makes one test of every function in it, `name::mixed`, whose hosts have different versions: the
+/// Makes one test of every function in it, `name::mixed`, with hosts of different versions: the
 /// first host has `version`, given before the function, and the next one has
 /// [`other`](super::world::other). It is for tests that take long, go both ways between the hosts,
-/// and ask nothing of PostgreSQL that the tests of each version do not ask too. With
+/// and need nothing of PostgreSQL that the tests of each version do not need too. With
 /// `PGSHARD_TEST_LONG` it also runs the other way round.
 ///
 /// ```ignore

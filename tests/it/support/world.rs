@@ -40,7 +40,7 @@ pub(crate) fn other(version: u32) -> u32 {
     if version == 18 { older!() } else { 18 }
 }
 
-/// Whether `PGSHARD_TEST_LONG` asks for everything that the tests leave out to be quick.
+/// Whether `PGSHARD_TEST_LONG` requests everything that the tests leave out to be quick.
 pub(crate) fn is_long() -> bool {
     std::env::var_os("PGSHARD_TEST_LONG").is_some()
 }
@@ -58,7 +58,7 @@ pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T>
 }
 
 /// Every second of these in one turn of `script/test`, and the others in another
-/// (`PGSHARD_TEST_TURN`); all of them if nobody takes turns.
+/// (`PGSHARD_TEST_TURN`); all of them without turns.
 pub(crate) fn in_turn<T>(all: Vec<T>) -> Vec<T> {
     let turn = std::env::var("PGSHARD_TEST_TURN")
         .ok()
@@ -229,7 +229,7 @@ impl World {
             .expect("the config keeps its map")
     }
 
-    /// Where the file says that a shard is: 0 for `db1`.
+    /// Where a shard is according to the file: 0 for `db1`.
     pub(crate) fn host_of(&self, shard: u16) -> usize {
         let map = self.published();
         let host = map.host(ShardId::new(shard).unwrap()).unwrap();
@@ -249,7 +249,7 @@ impl World {
         clients
     }
 
-    /// What a host's own row says about a shard: `serving`, `fenced`, `moved`, or `none`.
+    /// The state of a shard in a host's own row: `serving`, `fenced`, `moved`, or `none`.
     pub(crate) async fn state(&self, host: usize, shard: u16) -> String {
         let sql = "SELECT coalesce((SELECT state FROM pgshard.shard WHERE shard_id = $1), 'none')";
         self.servers
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// The command on the world's config, as JSON. A move is a blocking one unless its arguments
-    /// say more.
+    /// set a mode.
     pub(crate) fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = self.bare(args, environment);
         command.arg("--json");
@@ -323,7 +323,7 @@ impl World {
         ran
     }
 
-    /// Everything that the hosts and the file say about moves and shards, and every schema: it is
+    /// Everything that the hosts and the file have about moves and shards, and every schema: it is
     /// equal before and after something that changes nothing.
     pub(crate) async fn everything(&self) -> String {
         let mut text = std::fs::read_to_string(&self.config.path).unwrap();
@@ -347,7 +347,7 @@ impl World {
         text
     }
 
-    /// Everything that the hosts say about one shard and its moves, except how long a lease lasts,
+    /// Everything that the hosts have about one shard and its moves, except how long a lease lasts,
     /// which its holder renews, and the result of an audit, which needs no lease.
     pub(crate) async fn all_about(&self, shard: u16) -> String {
         let mut text = String::new();
@@ -368,7 +368,7 @@ impl World {
         text
     }
 
-    /// The file of a config that differs from this world's, beside it.
+    /// The file of a config that differs from this world's, next to it.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         self.servers.write(name, text)
     }
@@ -507,14 +507,14 @@ pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
     }
 }
 
-/// Waits for a command that stops itself at a failpoint each time it passes it, and lets it go on
-/// each time.
+/// Waits for a command that stops itself at a failpoint each time it passes it, and lets it
+/// continue each time.
 pub(crate) async fn never_stopped(child: Child) -> Ran {
     let _going = kept_going(&child);
     Ran::of(child).await
 }
 
-/// Lets a command that stops itself at a failpoint go on each time, until the result is dropped.
+/// Lets a command that stops itself at a failpoint continue each time, until the result is dropped.
 pub(crate) fn kept_going(child: &Child) -> JoinSet<()> {
     let pid = child.id().expect("the process was not waited for");
     let mut going = JoinSet::new();
@@ -533,7 +533,7 @@ pub(crate) fn kept_going(child: &Child) -> JoinSet<()> {
     going
 }
 
-/// Lets a stopped process go on.
+/// Lets a stopped process continue.
 pub(crate) fn go_on(pid: rustix::process::Pid) {
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("the process is ours");
 }

@@ -1,4 +1,4 @@
-//! [`Writers`]: an application at work. The audit must find what it was told is done.
+//! [`Writers`]: an application at work. The audit must find what was acknowledged to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -280,7 +280,7 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
                 }
                 Err(error) => error,
             };
-            // What the server refused has not run; without its answer nobody knows.
+            // What the server refused has not run; without its answer this is unknown.
             if answer.as_db_error().is_none() {
                 notes.in_doubt.push(payload);
                 break;
@@ -330,7 +330,7 @@ const DEEDS: [Deed; 7] = [
     Deed::Delete,
 ];
 
-/// An application that uses a map of its own, and asks the next host if one refuses.
+/// An application that uses a map of its own, and queries the next host if one refuses.
 async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<AtomicBool>) -> Notes {
     let mut notes = Notes::default();
     let mut places = vec![0; usize::from(shards)];
