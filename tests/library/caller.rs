@@ -1,4 +1,4 @@
-//! A random program of calls, and what it was told about each row.
+//! A random program of calls, and their results for each row.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -45,7 +45,7 @@ pub(crate) const STEPS: [&str; 17] = [
 
 pub(crate) const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x')";
 
-/// What a caller was told about rows that belong together.
+/// What a caller knows from its results about rows that belong together.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) step: &'static str,
@@ -407,7 +407,7 @@ impl Caller {
         }]
     }
 
-    /// A transaction whose closure panics.
+    /// A transaction with a closure that panics.
     async fn panic(&mut self) -> Vec<Told> {
         let (id, router) = (self.id(), self.router.clone());
         let task = tokio::spawn(async move {
@@ -509,8 +509,8 @@ async fn insert(tx: &Transaction, id: i64, notes: &Notes) -> Result<(), Error> {
     Ok(())
 }
 
-/// A statement is given up, and the closure goes on as if nothing had happened, with a statement
-/// that nobody has sent before.
+/// A statement is given up, and the closure continues as if nothing had happened, with a statement
+/// that was never sent before.
 async fn lapse(
     tx: &Transaction,
     (kind, first, second): (u8, i64, i64),

@@ -194,7 +194,7 @@ async fn hold(place: &Place, host: usize, fate: &str, long: Duration) {
         "BEGIN; LOCK TABLE {}.photos IN {mode} MODE",
         row.get::<_, &str>(0)
     );
-    // Whoever has the lock already may keep it long: then that lock will do.
+    // A session that has the lock already may keep it long: then that lock will do.
     let locked = tokio::time::timeout(Duration::from_secs(2), client.batch_execute(&lock)).await;
     if locked.is_err() {
         let _ = client.cancel_token().cancel_query(NoTls).await;

@@ -16,7 +16,7 @@ use tokio_postgres::types::ToSql;
 use super::by_hand::schema;
 use super::caller::{Caller, SHARDS, Told};
 
-/// How long a statement runs if nobody ends it.
+/// How long a statement runs if it is not cancelled.
 const GOES_ON: u64 = 30;
 
 /// How long a statement that was given up may run on.
@@ -52,8 +52,7 @@ impl Hiccups {
 }
 
 impl Caller {
-    /// Some calls at a time that are all given up: by their limit, or because nobody waits any
-    /// longer.
+    /// Some calls at a time that are all given up: by their limit, or because they are dropped.
     pub(crate) async fn abandon(&mut self) -> Vec<Told> {
         let (id, calm) = (self.id(), self.world.calm);
         let sql = format!(
@@ -95,7 +94,7 @@ impl Caller {
         }
     }
 
-    /// A router that nobody else uses.
+    /// A router of its own.
     fn own_router(&self, pool_size: usize, limit: Option<Duration>, wait_max: Duration) -> Router {
         let mut options = self.world.options.clone();
         options
@@ -206,7 +205,7 @@ impl Caller {
         };
         let mut held = Vec::new();
         while busy && held.len() < pool_size {
-            // A shard may just have left the host whose connections are needed.
+            // A shard may just have left the host that needs the connections.
             let Ok(client) = router.by_key(0).client().await else {
                 return Vec::new();
             };

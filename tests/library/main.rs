@@ -14,7 +14,7 @@
 //! | `neighbour` | in a call over many shards a slow shard failed another one |
 //! | `connections` | a host had more connections than its pool for a second |
 //! | `left` | without callers, a statement, transaction, lock or connection is left on a server |
-//! | `untrue` | the error of a mistake says that another try is safe, that a connection was lost, or that what was not sent may have run |
+//! | `untrue` | the error of a mistake reports that another try is safe, that a connection was lost, or that what was not sent may have run |
 //! | `mistake` | a call with a mistake succeeded |
 //! | `panic` | a call panicked |
 #![allow(

@@ -1,5 +1,5 @@
 //! Calls that are wrong in themselves, each with a row that would be there if it had run: what the
-//! error says of that is true, and what no try can mend is not worth another one.
+//! error reports about it is true, and what no try can mend is not worth another one.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ impl Caller {
         let kind = if within { kind.min(9) } else { kind };
         let call = async {
             if within {
-                // As above, within a transaction whose closure returns the error.
+                // As above, within a transaction with a closure that returns the error.
                 return shard
                     .transaction(async |tx| match kind {
                         0 => tx
@@ -149,7 +149,7 @@ impl Caller {
         vec![Told::new("mistake", either, undone, said.as_ref())]
     }
 
-    /// What the error says of itself, where the mistake and not a fate is its reason.
+    /// Checks the error, if the mistake and not a fate is its reason.
     fn judge(&self, error: &Error, kind: u8, noticed: Noticed) {
         let driver = error
             .as_postgres_error()

@@ -1,5 +1,4 @@
-//! One round: callers at work, what happens to their servers, and whether what they were told is
-//! true.
+//! One round: callers at work, what happens to their servers, and whether their results are true.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -237,7 +236,7 @@ async fn nothing_left(world: &World, which: &str, what: &str, failures: &Failure
     }
 }
 
-/// Compares the rows with what the callers were told.
+/// Compares the rows with the callers' results.
 async fn judge(world: &World, told: &[Told], failures: &Failures) -> [usize; 3] {
     nothing_left(
         world,

@@ -49,8 +49,8 @@ pub(crate) async fn build_until(case: &Case, world: &World, end: Instant) {
     }
 }
 
-/// From recording to complete, while the processes that claim go on. Everything that is in the way
-/// for a moment is tried again: moves, lost connections, claims of others.
+/// From recording to complete, while the processes that claim continue. Everything that is in the
+/// way for a moment is tried again: moves, lost connections, claims of others.
 pub(crate) async fn complete(case: &Case, world: &World) {
     let began = Instant::now();
     let mut has_step = false;

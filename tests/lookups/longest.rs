@@ -68,7 +68,7 @@ impl LongestClaim {
     }
 
     /// The longest claim since the last call, in milliseconds. The last ones are left for the next
-    /// call: if the process was stopped meanwhile, it is not noted yet.
+    /// call: if the process was stopped during them, that is not noted yet.
     pub(crate) fn take_ms(&self) -> u64 {
         let mut claims = self.claims();
         let settled = |(_, ended): &(Instant, Instant)| ended.elapsed() > SETTLED;

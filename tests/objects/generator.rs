@@ -13,7 +13,7 @@ pub(crate) const EXTENSIONS: [&str; 7] = [
     "btree_gist",
 ];
 
-/// A type, literals of it whose equality tells its operators from those of text, and conditions.
+/// A type, literals that its operators compare differently from those of text, and conditions.
 struct Kind {
     name: &'static str,
     literals: [&'static str; 4],
@@ -105,7 +105,7 @@ const HIDING: [&str; 14] = [
     "pg_namespace",
 ];
 
-/// One object: what makes it, and what shows how it behaves. A `?` before a question: it is asked
+/// One object: what makes it, and what shows how it behaves. A `?` before a question: it is queried
 /// as a role that is not the owner.
 pub(crate) struct Object {
     pub(crate) name: String,

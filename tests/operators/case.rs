@@ -11,8 +11,8 @@ pub(crate) enum Store {
     File,
     /// In a database of db1; the operators share one config.
     Postgres,
-    /// In a database of db1; each operator has a config file of his own, which may be older than
-    /// the others'.
+    /// In a database of db1; each operator has their own config file, which may be older than the
+    /// others'.
     Copies,
 }
 

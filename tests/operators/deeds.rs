@@ -1,5 +1,5 @@
-//! What an operator does next, chosen by the numbers of the seed and by what the hosts say at the
-//! moment.
+//! What an operator does next, chosen by the numbers of the seed and by what the hosts report at
+//! the moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::state::Moved;
 pub(crate) enum Deed {
     /// The command with these arguments.
     Command { args: Vec<String>, fate: Fate },
-    /// A new file of migrations, which somebody then has to run.
+    /// A new file of migrations, which an operator then has to run.
     NewMigration,
     /// A host is written into the config by hand, by an editor that was open for so many
     /// milliseconds.
@@ -34,14 +34,14 @@ pub(crate) struct Scene<'a> {
     pub(crate) owned: &'a BTreeMap<String, BTreeSet<u16>>,
     /// Other operators who have a config of their own.
     pub(crate) others: &'a [usize],
-    /// How many backfills were begun; the last one can be gone on with.
+    /// How many backfills were begun; the last one can be continued.
     pub(crate) backfills: usize,
     pub(crate) last_migration: &'a str,
-    /// The move that a command was about that somebody has just begun.
+    /// The move of a command that an operator has just begun.
     pub(crate) in_hand: Option<&'a str>,
 }
 
-/// What can be done, and how often beside the others.
+/// What can be done, and how often relative to the others.
 const KINDS: [(Kind, u32); 18] = [
     (Kind::Move, 24),
     (Kind::GoOn, 12),
@@ -107,7 +107,7 @@ impl Scene<'_> {
     /// The next deed.
     pub(crate) fn choose(&self, rng: &mut Rng) -> Deed {
         let mut kind = kind(rng);
-        // Now and then somebody asks for what is not there.
+        // Now and then an operator requests what is not there.
         while !self.has_something_for(kind) && rng.u8(0..10) > 0 {
             kind = self::kind(rng);
         }
@@ -230,7 +230,7 @@ impl Scene<'_> {
             return Some(id.to_owned());
         }
         match rng.u8(0..20) {
-            // The last ones may be somebody's at this moment.
+            // An operator may be at work on the last ones at this moment.
             0 if !self.moves.is_empty() => Some(one(rng, self.moves).id.clone()),
             1 => None,
             _ if fitting.is_empty() => None,
@@ -385,7 +385,7 @@ fn words(all: &[&str], more: impl IntoIterator<Item = String>) -> Vec<String> {
         .collect()
 }
 
-/// Whether a command goes on until somebody has it end, or may wait for another operator: then its
+/// Whether a command runs until an operator ends it, or may wait for another operator: then its
 /// operator does not wait for it.
 pub(crate) fn is_endless(args: &[String]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);

@@ -20,7 +20,7 @@ pub(crate) enum Fate {
     None,
     /// It gets a signal after so long.
     Signalled(Duration, Deadly),
-    /// It stands still after so long, for so long.
+    /// It is frozen after so long, for so long.
     Frozen(Duration, Duration),
     /// It is killed at a failpoint, or the step fails there.
     At(&'static str, &'static str),
@@ -79,7 +79,7 @@ impl Fate {
         }
     }
 
-    /// What the environment says of it.
+    /// Its value in the environment.
     pub(crate) fn failpoint(&self) -> Option<String> {
         match self {
             Fate::At(failpoint, action) => Some(format!("{failpoint}={action}")),
@@ -144,7 +144,7 @@ pub(crate) struct Ended {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) took: Duration,
-    /// Whether it was asked to end, by Ctrl-C or SIGTERM.
+    /// Whether it was interrupted by Ctrl-C or SIGTERM.
     pub(crate) interrupted: bool,
 }
 
@@ -190,7 +190,7 @@ impl Ended {
     }
 }
 
-/// Longer than anything may take that nobody holds up: past it a command hangs.
+/// Longer than anything may take that is not held up: past it a command hangs.
 const LONG: Duration = Duration::from_secs(300);
 
 /// Runs a command to its end. `enough` interrupts it.
@@ -207,7 +207,7 @@ pub(crate) async fn perform(mut command: Command, fate: Fate, enough: Arc<Notify
     let mut interrupted = fate_is_interrupt(&fate);
     loop {
         tokio::select! {
-            // First, so that nobody signals a process that was waited for.
+            // First, so that no signal goes to a process that was waited for.
             biased;
             output = &mut output => {
                 let output = output.expect("a process can be waited for");

@@ -11,7 +11,7 @@ use super::state::{self, Moved, Row};
 use super::support::{World, lines};
 use super::writers::{Noted, Notes};
 
-/// Tells how a command ended, and notes what is wrong with that.
+/// Reports how a command ended, and notes what is wrong with that.
 pub(crate) async fn command(world: &World, shared: &Shared, begun: &Begun, ended: &Ended) {
     let name = format!("op{}.{}", begun.operator, begun.number);
     let Some(code) = ended.code else {
@@ -91,7 +91,7 @@ fn is_in_the_manual(begun: &Begun, ended: &Ended, code: i32) -> bool {
         (_, 130) => ended.interrupted || says("stopped, as") || says("asked to stop by"),
         // The file has none.
         (("map", "history"), 2) => true,
-        // Somebody has written a host into the config, and nothing was made there yet.
+        // A host was written into the config, and nothing was made there yet.
         (_, 1) if says("bootstrapped") => true,
         // A host that the operator's config does not have, or a move of which there are none or
         // several.
@@ -119,8 +119,8 @@ fn is_in_the_manual(begun: &Begun, ended: &Ended, code: i32) -> bool {
     }
 }
 
-/// What a command that ended with 0 has not done. Only what stays true whatever others do meanwhile
-/// is looked at.
+/// What a command that ended with 0 has not done. Only what stays true whatever others do in that
+/// time is checked.
 async fn untrue(world: &World, begun: &Begun) -> Option<String> {
     if begun.has("--plan") || begun.has("--status") {
         return None;
@@ -144,7 +144,7 @@ async fn untrue(world: &World, begun: &Begun) -> Option<String> {
         ("drain", host) => {
             let rows = state::rows(world).await;
             let left = rows.iter().find(|row| {
-                // A later epoch: somebody has brought it there meanwhile.
+                // A later epoch: another move has brought it there since.
                 row.is_owner()
                     && format!("db{}", row.host + 1) == host
                     && begun.epochs.get(&row.shard) == Some(&row.epoch)
@@ -226,7 +226,7 @@ async fn lacking(world: &World, files: &[String]) -> Option<String> {
     None
 }
 
-/// Looks at everything once all is settled and nobody writes any more. Gives what is wrong.
+/// Checks everything once all is settled and the writers have stopped. Returns what is wrong.
 pub(crate) async fn rows(
     world: &World,
     shared: &Shared,
@@ -315,8 +315,8 @@ struct Found {
     visits: i64,
 }
 
-/// What is otherwise than its writer was told. `backfills` are the times at which they began, and
-/// all have ended.
+/// What differs from the results that its writer got. `backfills` are the times at which they
+/// began, and all have ended.
 fn differs(id: i64, noted: &Noted, found: &Found, backfills: &[f64]) -> Option<String> {
     let (least, most) = noted.versions;
     let same =

@@ -1,4 +1,4 @@
-//! Several operators at once, round after round. See `script/test-operators --help`.
+//! Several operators at the same time, round after round. See `script/test-operators --help`.
 #![allow(
     dead_code,
     unused_imports,

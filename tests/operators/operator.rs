@@ -1,4 +1,4 @@
-//! An operator: one command after the other, some of which go on beside the next.
+//! An operator: one command after the other, some of which still run during the next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Vec<MigrationFile>>,
     /// When each backfill was begun, the first one first.
     pub(crate) backfills: Mutex<Vec<f64>>,
-    /// The last command that somebody has begun.
+    /// The last command that an operator has begun.
     last: Mutex<Vec<String>>,
     /// What no promise of pgshard's allows.
     pub(crate) faults: Mutex<Vec<String>>,
@@ -179,7 +179,7 @@ impl Begun {
     }
 }
 
-/// A command that goes on beside the next ones.
+/// A command that still runs during the next ones.
 pub(crate) struct Running {
     pub(crate) begun: Begun,
     pub(crate) enough: Arc<Notify>,
@@ -199,11 +199,11 @@ pub(crate) struct Operator<'a> {
 /// The length of a move's ID.
 pub(crate) const ID: usize = 36;
 
-/// How long an operator waits for a command before he does something else.
+/// How long an operator waits for a command before starting another.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 impl Operator<'_> {
-    /// Does all that the seed says. Gives what is still running.
+    /// Does all deeds of the seed. Returns what is still running.
     pub(crate) async fn work(&self) -> Vec<Running> {
         let mut rng = self.case.rng(self.number);
         let mut running = Vec::new();

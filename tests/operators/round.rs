@@ -20,7 +20,7 @@ use super::state;
 use super::support::{TestCluster, World};
 use super::writers::Writers;
 
-/// Tables with a key and without one, and one that tells which migrations ran.
+/// Tables with a key and without one, and one that records which migrations ran.
 const TABLES: &str = "
     CREATE TABLE {shard}.users (
         id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
@@ -96,7 +96,7 @@ impl Round {
         let operators: Vec<Operator<'_>> = (0..self.case.operators).map(operator).collect();
         let running = join_all(operators.iter().map(Operator::work)).await;
         if self.case.store == Store::Copies {
-            // Somebody brings the configs together.
+            // The configs are brought together.
             let all = std::fs::read_to_string(&self.application).expect("the config is there");
             replace(&self.world.config.path, &all);
         }
@@ -131,7 +131,7 @@ impl Round {
         }
     }
 
-    /// Ends what operators have left running: holds and pauses end, and what goes on for ever is
+    /// Ends what operators have left running: holds and pauses end, and what runs for ever is
     /// interrupted.
     async fn wind_up(&self, mut running: Vec<Running>) {
         let (begun, mut told) = (Instant::now(), false);

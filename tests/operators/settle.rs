@@ -1,4 +1,4 @@
-//! What a careful operator does when the others have gone home: what `check` and `moves` say.
+//! What a careful operator does when the others have gone home: follows `check` and `moves`.
 
 use serde_json::Value;
 
@@ -57,8 +57,8 @@ impl Settling<'_> {
         self.done(&["map", "rebuild", "--yes"]).await;
         self.findings().await;
         self.old_copies().await;
-        // Whoever died a moment ago, or was feeding, has a lease for so long, and gc forgets nobody
-        // before it ends.
+        // A mover that died a moment ago, or was feeding, has a lease for so long, and gc forgets
+        // none before it ends.
         tokio::time::sleep(std::time::Duration::from_millis(4000)).await;
         self.done(&["moves", "gc"]).await;
         for args in [&["check"][..], &["check", "--ddl"], &["check", "--rows"]] {
@@ -73,8 +73,8 @@ impl Settling<'_> {
         }
     }
 
-    /// Whoever was taken out of the config, or is not in it yet, comes back: the judge looks at all
-    /// of them.
+    /// A host that was taken out of the config, or is not in it yet, comes back: the judge checks
+    /// all of them.
     async fn hosts(&self) {
         let named = hosts(&self.world.config.path);
         for (at, server) in self.world.servers.servers().iter().enumerate() {

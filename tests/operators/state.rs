@@ -1,4 +1,4 @@
-//! What the hosts say, asked by SQL and not by pgshard.
+//! What the hosts report, queried by SQL and not by pgshard.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,7 +56,7 @@ async fn bootstrapped(world: &World) -> Vec<(usize, Client)> {
     found
 }
 
-/// What all hosts say about all shards.
+/// What all hosts report about all shards.
 pub(crate) async fn rows(world: &World) -> Vec<Row> {
     let mut rows = Vec::new();
     for (host, client) in bootstrapped(world).await {

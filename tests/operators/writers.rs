@@ -22,13 +22,13 @@ pub(crate) struct Noted {
     pub(crate) at: f64,
 }
 
-/// What the writers were told.
+/// The writers' results.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     pub(crate) rows: BTreeMap<i64, Noted>,
     /// Names of rows that may be there or not.
     pub(crate) in_doubt: Vec<String>,
-    /// What they should not have been told.
+    /// Results that they should not have got.
     pub(crate) wrong: Vec<String>,
     pub(crate) longest: Duration,
 }
