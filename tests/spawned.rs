@@ -1,7 +1,7 @@
-//! Whoever calls the library may be on a runtime of several threads, in a task or in a handler: its
-//! futures are `Send`, whatever is around them. The compiler is the test. It sees a future of an
-//! `async fn` through to its innermost closure, and one there that works for a single lifetime only
-//! makes all callers fail.
+//! A caller of the library may be on a runtime of several threads, in a task or in a handler: the
+//! library's futures are `Send`, whatever is around them. The compiler is the test. It sees a
+//! future of an `async fn` through to its innermost closure, and one there that works for a single
+//! lifetime only makes all callers fail.
 
 use std::time::Duration;
 

@@ -81,7 +81,7 @@ pub(crate) async fn alter(shared: &Shared, rng: &mut Rng, shard: u16) {
         let _ = client.batch_execute("ROLLBACK").await;
     }
     if name == "schema" {
-        // A shard that stays away is nobody's to move, nor to check.
+        // A shard that stays away can be neither moved nor checked.
         let back = format!("ALTER SCHEMA \"{schema}_meanwhile\" RENAME TO {schema}");
         while client
             .batch_execute(&back)
@@ -91,7 +91,7 @@ pub(crate) async fn alter(shared: &Shared, rng: &mut Rng, shard: u16) {
     }
 }
 
-/// Runs the steps. Whoever is in their way ends them.
+/// Runs the steps. A session in their way ends them.
 async fn run(
     shared: &Shared,
     client: &Client,
@@ -294,7 +294,7 @@ impl Script<'_> {
         Some(steps)
     }
 
-    /// Tables are renamed, made anew, written anew, or elsewhere for a while.
+    /// Tables are renamed, created again, rewritten, or elsewhere for a while.
     fn of_tables(&mut self, name: &str) -> Option<Vec<String>> {
         let (q, write) = (self.table.qualified(), self.write());
         let named = &self.table.name;

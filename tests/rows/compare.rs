@@ -1,5 +1,5 @@
-//! Comparisons: an old copy with its successor, sequences, and a shard's log with what clients were
-//! told.
+//! Comparisons: an old copy with its successor, sequences, and a shard's log with the clients'
+//! results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -244,7 +244,7 @@ pub(crate) async fn sequences_differ(old: Side<'_>, new: Side<'_>) -> Result<Vec
     Ok(wrong)
 }
 
-/// The differences between a shard's log and what clients had been told before it is read.
+/// The differences between a shard's log and the results that clients had before it is read.
 pub(crate) async fn log_differs(at: Side<'_>, told: &Told) -> Result<Vec<String>, Error> {
     let sql = format!("SELECT n FROM {}.txlog", quote_ident(at.schema));
     let there: BTreeSet<i64> = at

@@ -225,7 +225,7 @@ impl Director {
         self.settle(fate, &shards).await;
     }
 
-    /// Whether somebody has altered a shard: a move may refuse it.
+    /// Whether a shard was altered: a move may refuse it.
     fn is_altered(&self, shard: u16) -> bool {
         self.shared.gates[usize::from(shard)]
             .altered
@@ -318,7 +318,7 @@ impl Director {
                     self.alter(shards).await;
                 }
                 while !running.is_finished() {
-                    // It may be asked before it is held.
+                    // The request may come before it is held.
                     tokio::time::sleep(Duration::from_millis(700)).await;
                     if !running.is_finished() {
                         self.all_open("continue").await;
@@ -431,7 +431,7 @@ impl Director {
         }
     }
 
-    /// Whether somebody caused what a move reports that had no fate of its own.
+    /// Whether another process caused what a move without a fate of its own reports.
     fn excuses(&self, code: i32, said: &str) -> bool {
         let prepared =
             said.contains("old prepared transactions") && self.shared.case.has("prepared");
@@ -518,8 +518,8 @@ impl Director {
             if attempt > 0 {
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
-            // A mover that ended before it was told to go on leaves that to whoever resumes the
-            // move.
+            // A mover that ended before the request to continue leaves that to the next one that
+            // resumes the move.
             if matches!(fate, "hold" | "pause" | "ddl") {
                 self.all_open("continue").await;
             }
@@ -641,13 +641,13 @@ impl Director {
         }
     }
 
-    /// While nobody works, each old copy that is fed must get what its shard has.
+    /// While no work is done, each old copy that is fed must get what its shard has.
     async fn audit_feed(&mut self) {
         self.look_after_feed().await;
         self.shared.hush().await;
         let begun = Instant::now();
         for (id, shards) in self.kept().await {
-            // A stream carries no DDL: what was altered since is found when somebody rolls back.
+            // A stream carries no DDL: what was altered since is found by a rollback.
             let shards: Vec<u16> = shards
                 .into_iter()
                 .filter(|shard| !self.is_altered(*shard))

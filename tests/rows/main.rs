@@ -131,7 +131,7 @@ fn asked() -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// Each pair once, if none is asked for.
+/// Each pair once, if none is requested.
 const PAIRS: [[u32; 2]; 4] = [[15, 18], [18, 18], [18, 15], [15, 15]];
 
 /// Plays a case, prints its result, and logs it.

@@ -1,4 +1,4 @@
-//! Watches who serves which shard. When a shard has moved, compares both copies before anybody
+//! Watches who serves which shard. When a shard has moved, compares both copies before any client
 //! writes to the new one.
 
 use std::sync::Arc;
@@ -47,7 +47,7 @@ async fn look(shared: &Shared, clients: &[Client; 2]) -> Result<(), Error> {
         let there = |host: usize| serving[host].contains(&i32::from(shard));
         let host = *shared.gates[usize::from(shard)].host.read().await;
         if there(1 - host) {
-            // It may have come there after the other host was asked.
+            // It may have come there after the other host was queried.
             let sql = "SELECT state FROM pgshard.shard WHERE shard_id = $1";
             let state: String = clients[host]
                 .query_one(sql, &[&i32::from(shard)])
@@ -76,7 +76,7 @@ pub(crate) async fn old_copy(client: &Client, shard: u16) -> Result<Option<Strin
         .map(|row| row.get(0)))
 }
 
-/// Compares, and lets the workload go on at the new host.
+/// Compares, and lets the workload continue at the new host.
 async fn switch(
     shared: &Shared,
     clients: &[Client; 2],
@@ -105,7 +105,7 @@ async fn switch(
     let rows = rows_differ(old, new).await?;
     let sequences = sequences_differ(old, new).await?;
     let log = log_differs(new, &told).await?;
-    // Whoever still holds the old host has a transaction there that the fence let pass.
+    // A session that still holds the old host has a transaction there that the fence let pass.
     let mut host = shared.gates[usize::from(shard)].host.write().await;
     let again = rows_differ(old, new).await?;
     let what = format!(
@@ -156,7 +156,7 @@ pub(crate) fn snapshot(told: &Told) -> Told {
     }
 }
 
-/// At the end, with nobody at work: each shard's log.
+/// At the end, without any work: each shard's log.
 pub(crate) async fn last_look(shared: &Shared) -> Result<(), Error> {
     assert!(shared.quiet.load(Ordering::SeqCst), "nobody writes");
     for (shard, gate) in shared.gates.iter().enumerate() {

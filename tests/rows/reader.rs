@@ -1,5 +1,5 @@
 //! An application behind the router that only reads: with statements that its connections keep, and
-//! by checking that what a client was told is done.
+//! by checking that what was acknowledged to a client is done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -32,7 +32,7 @@ pub(crate) struct Column {
     pub(crate) nullable: bool,
 }
 
-/// How the rows of a table are told apart.
+/// How the rows of a table are identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Primary,
@@ -73,7 +73,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The statements that create it once more, if it is a table of its own.
+    /// The statements that create it again, if it is a table of its own.
     pub(crate) fn create_again(&self) -> String {
         format!(
             "{}{}",
@@ -131,7 +131,7 @@ pub(crate) const FEATURES: [&str; 8] = [
 ];
 
 impl Schema {
-    /// The tables with these numbers, of a schema whose number of tables depends on the seed.
+    /// The tables with these numbers, of a schema with a number of tables that depends on the seed.
     pub(crate) fn generate(
         seed: u64,
         only: Option<&[usize]>,

@@ -1,5 +1,5 @@
-//! What the parts of one round share: which host each shard's workload talks to, what it was told,
-//! what went wrong.
+//! What the parts of one round share: which host each shard's workload talks to, its results, what
+//! went wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -66,7 +66,7 @@ pub(crate) struct Failure {
     pub(crate) text: String,
 }
 
-/// What the clients of one shard were told.
+/// The results of one shard's clients.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) acknowledged: BTreeSet<i64>,
@@ -75,11 +75,11 @@ pub(crate) struct Told {
 }
 
 pub(crate) struct Gate {
-    /// The host that the workload talks to. Whoever has a transaction under way holds it for
+    /// The host that the workload talks to. A session with an open transaction holds it for
     /// reading.
     pub(crate) host: RwLock<usize>,
     pub(crate) told: Mutex<Told>,
-    /// Whether somebody has altered the shard in this round.
+    /// Whether the shard was altered in this round.
     pub(crate) altered: AtomicBool,
 }
 

@@ -128,7 +128,7 @@ impl Kind {
         Kind::External,
     ];
 
-    /// Kinds whose values can be a key.
+    /// Kinds with values that can be a key.
     pub(crate) const KEYS: [Kind; 20] = [
         Kind::Smallint,
         Kind::Integer,

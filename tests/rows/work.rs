@@ -1,5 +1,5 @@
-//! The workload: sessions that send random transactions to the host that has a shard, and keep what
-//! they are told.
+//! The workload: sessions that send random transactions to the host that has a shard, and keep
+//! their results.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -403,7 +403,7 @@ impl Session {
         }
     }
 
-    /// [`Session::judge`] for a transaction that goes on from its savepoint.
+    /// [`Session::judge`] for a transaction that continues from its savepoint.
     async fn judge_within(
         &mut self,
         client: &Client,
@@ -429,7 +429,7 @@ impl Session {
         }
     }
 
-    /// What an error means: whose fault it is, and what happened to the transaction.
+    /// What an error means: its cause, and what happened to the transaction.
     #[allow(
         clippy::too_many_arguments,
         reason = "what there is to know of an error"
@@ -491,7 +491,7 @@ impl Session {
         if altered && missed(&code, error) {
             return;
         }
-        // The shard was closed, or left, meanwhile: any name may have meant something else.
+        // The shard was closed, or left, in that time: any name may have meant something else.
         let sql =
             "SELECT state <> 'serving' OR coalesce(last_fence_at, '-infinity') > $2::timestamptz - \
                 interval '1 second'
@@ -530,8 +530,8 @@ fn earned(code: &str, kind: &str, error: &Error) -> bool {
             "55006" => kind == "truncate",
             // Too large index rows, and the like.
             "54000" => true,
-            // A bug of PostgreSQL's (BUG #18351): a dead row that VACUUM FULL still copies, whose
-            // TOAST a vacuum has removed.
+            // A bug of PostgreSQL's (BUG #18351): a dead row that VACUUM FULL still copies,
+            // although a vacuum has removed its TOAST data.
             "XX001" if kind == "maintain" => {
                 text.contains("missing chunk number 0 for toast value")
             }

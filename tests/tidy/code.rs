@@ -16,7 +16,7 @@ fn every_file_says_what_it_is() {
 #[test]
 fn the_library_prints_nothing() {
     let mut mistakes = Vec::new();
-    // A simulation says what it found, to whom runs the tests.
+    // A simulation prints what it found for the person who runs the tests.
     for file in library()
         .into_iter()
         .filter(|file| !file.path.starts_with("src/simulation/"))
@@ -111,7 +111,7 @@ fn tests(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Names that say nothing of what is verified: versions that a test runs on, and processes that
+/// Names that do not describe what is verified: versions that a test runs on, and processes that
 /// tests start.
 const NO_SENTENCES: [&str; 6] = ["pg15", "pg18", "mixed", "body", "helper", "process"];
 
@@ -132,7 +132,7 @@ fn the_name_of_a_test_says_what_it_verifies() {
     none_of(mistakes, "the name of a test has three words at least");
 }
 
-/// The word says nothing about what it stands for.
+/// The word does not describe its value.
 #[test]
 fn no_variable_is_called_of() {
     let mut mistakes = Vec::new();
@@ -164,8 +164,8 @@ fn rows_are_read_without_a_panic() {
         .into_iter()
         .filter(|file| file.path.starts_with("src/"))
     {
-        // A mover's rows have a type of their own (src/mover/control/row.rs), whose `get` gives an
-        // error.
+        // A mover's rows have a type of their own (src/mover/control/row.rs), with a `get` that
+        // returns an error.
         if ["src/server_tests/", "src/mover/"]
             .iter()
             .any(|folder| file.path.starts_with(folder))
@@ -244,7 +244,7 @@ fn no_line_of_a_schema_is_too_long() {
 /// How many lines a function may have, its signature and closing brace included.
 const FUNCTION_LINES: usize = 140;
 
-/// A test tells a story, and is read from beginning to end.
+/// A test is a story, and is read from beginning to end.
 const TEST_LINES: usize = 200;
 
 /// The functions that are longer: no others may be added.

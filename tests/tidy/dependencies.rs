@@ -12,7 +12,7 @@ use super::{none_of, root};
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// A crate that is built with ours. What only tests and benches use nobody else gets; cargo-deny
+/// A crate that is built with ours. What only tests and benches use is not shipped; cargo-deny
 /// passes over it too.
 struct Package {
     name: String,
@@ -28,7 +28,8 @@ fn text(value: &Value) -> String {
         .to_owned()
 }
 
-/// All features are on, as deny.toml wants it. Gives what cargo says of our own package, too.
+/// All features are on, as deny.toml wants it. Also returns what cargo reports about our own
+/// package.
 fn packages() -> (Vec<Package>, Value) {
     let version = Command::new(env!("CARGO")).arg("-vV").output().unwrap();
     let version = String::from_utf8(version.stdout).unwrap();
@@ -225,7 +226,7 @@ fn python_packages_are_pinned_by_hash() {
         if !file.path.starts_with("python/requirements-") {
             continue;
         }
-        // An entry goes on where its line ends with a backslash.
+        // An entry continues if its line ends with a backslash.
         for entry in file
             .text
             .replace("\\\n", " ")

@@ -268,8 +268,8 @@ fn what_is_tested_for_a_service_names_its_test() {
     none_of(mistakes, "each line of docs/cloud.md says how it is known");
 }
 
-/// Alerts and the dashboard ask for what `pgshard exporter` says it tells. Each alert is tested,
-/// and leads to a part of a document.
+/// Alerts and the dashboard use only metrics that docs/metrics.md lists for `pgshard exporter`.
+/// Each alert is tested, and leads to a part of a document.
 #[test]
 fn alerts_ask_for_what_is_told() {
     let told = first_cells("docs/metrics.md", "## The exporter");

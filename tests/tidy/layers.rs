@@ -284,7 +284,7 @@ fn methods_of_the_mover_stand_beside_their_types() {
     );
 }
 
-/// The paths out of a module that do not say `crate`: `super::` up to the root.
+/// The paths out of a module that do not begin with `crate`: `super::` up to the root.
 fn out_by_super(file: &File) -> Vec<String> {
     // src/map.rs and src/map/mod.rs are one below the root, src/map/ranges.rs two.
     let parts = file.path.split('/').count() - 1;

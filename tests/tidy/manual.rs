@@ -109,7 +109,7 @@ fn every_sql_file_is_embedded() {
 }
 
 /// Only the functions of the control schema change who serves a shard, and bootstrap's INSERT of a
-/// shard that nobody has; a takeover changes the lease.
+/// shard that no host has; a takeover changes the lease.
 #[test]
 fn only_the_control_schema_changes_who_serves() {
     let mut mistakes = Vec::new();
