@@ -230,7 +230,7 @@ impl Bench<'_> {
                 .map(|server| (server.name().clone(), Bench::connect(server)));
             let survey = self.runtime.block_on(schema::definitions(hosts, &|_| {}));
             let findings = schema::compare(&survey);
-            // Of the sample of each run, which has a column more.
+            // Those of each run's sample, which has one more column.
             assert!(
                 findings.iter().all(|finding| finding.code == "ddl_differs"),
                 "{findings:?}"

@@ -120,8 +120,8 @@ impl Bed {
             .unwrap_or_else(|error| panic!("a plan: {error}"));
     }
 
-    /// Moves shards while they are open, as the command does it. Gives what was reported, and the
-    /// journal of it.
+    /// Moves shards while they are open, as the command does it. Returns the report, and the
+    /// journal of the move.
     pub(crate) async fn go(&self, shards: Vec<ShardId>, target: usize) -> (Report, Vec<Entry>) {
         self.go_observed(shards, target, Observer::silent()).await
     }

@@ -253,7 +253,8 @@ async fn size(bed: &Bed) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// Until the shard is kept, and of the audit, which the application need not wait for.
+/// The time until the shard is kept, and that of the audit, which the application does not wait
+/// for.
 async fn pgshard(
     bed: &Bed,
     source: usize,
@@ -293,7 +294,7 @@ async fn pgshard(
     (began.until(kept), kept.until(ended))
 }
 
-/// An empty database on the other host. Gives the URLs of where the shard is, and of it.
+/// An empty database on the other host. Returns the URL of the shard's host, and its own.
 async fn database(bed: &Bed, source: usize) -> (String, String) {
     bed.settle().await;
     let client = bed.superuser(1 - source).await;

@@ -83,7 +83,7 @@ pub(crate) enum Mover {
     Dies,
 }
 
-/// Whom commits wait for, where the standbys are synchronous.
+/// The standbys that commits wait for, if these are synchronous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
     /// The standby by its name.

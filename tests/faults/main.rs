@@ -53,7 +53,7 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
 }
 
 /// One fault at all places, in several worlds at the same time, since a combination mostly waits.
-/// Gives how many combinations failed, and how many there were.
+/// Returns how many combinations failed, and how many there were.
 async fn row(
     versions: [u32; 2],
     fault: Fault,
@@ -80,7 +80,8 @@ async fn row(
     (failed, places.len())
 }
 
-/// One fault at some places in one world, this many at a time. Gives how many combinations failed.
+/// One fault at some places in one world, this many at a time. Returns how many combinations
+/// failed.
 async fn part(
     versions: [u32; 2],
     fault: Fault,

@@ -461,7 +461,7 @@ on_each_version! {
             .ended(0);
         quiet().await;
 
-        // Of the ten of a maximum, db1 has five.
+        // With a maximum of ten, db1 has five.
         let tiny = "tickets create tiny --stride 2 --run 1 --max";
         let tiny = |max| tiny.split(' ').chain([max]).collect::<Vec<_>>();
         world.run(&tiny("10")).await.ended(0);

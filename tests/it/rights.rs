@@ -360,8 +360,9 @@ on_each_version! {
         );
     }
 
-    /// So does a cluster of an older version, without the records of other hosts and with them: its
-    /// routers write and query all the while, no call fails, and what moves then is moved.
+    /// It also upgrades a cluster of an older version, without the records of other hosts and with
+    /// them: its routers write and query all the while, no call fails, and what moves then is
+    /// moved.
     async fn older_clusters_come_along(version) {
         for from in [6, 7] {
             let world = World::new(&[version, version], 4).await;

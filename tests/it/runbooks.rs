@@ -1,5 +1,5 @@
-//! docs/runbooks.md is typed: a test of each section makes the trouble, runs the commands of the
-//! page, and counts the rows of the writers afterwards.
+//! The commands of docs/runbooks.md run as written: a test of each section makes the trouble, runs
+//! the commands of the page, and counts the rows of the writers afterwards.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -378,7 +378,7 @@ on_each_version! {
             .trim_matches('`');
         let decided = book.run(&format!("pgshard moves repair 4 {command}")).await;
         assert_eq!(decided.failed, [""; 0], "{}", decided.all);
-        // The old copies that this has made are not audited, of which `check` warns.
+        // The old copies that this has made are not audited, and `check` warns about them.
         book.next_but(&["1 check"]).await;
         book.end().await;
         rows.write(&world.router().await, 0..8, "after", 5).await;

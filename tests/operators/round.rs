@@ -175,7 +175,7 @@ impl Round {
     }
 }
 
-/// Starts the servers and bootstraps the cluster. Gives the config of each operator, and the
+/// Starts the servers and bootstraps the cluster. Returns the config of each operator, and the
 /// application's.
 async fn set_up(case: &Case) -> (World, Vec<PathBuf>, PathBuf) {
     let servers = TestCluster::start_mixed(&case.versions);

@@ -213,8 +213,8 @@ class AcrossShards:
     def _merged(
         self, rows: Any, by: builtins.list[By], pk: Callable[[Any], Any], chunk_size: int
     ) -> Iterator[builtins.list[Any]]:
-        """The rows of all shards in their order. Of each shard some are held. As long as none of
-        those that may have more has run out, the first one held is the next."""
+        """The rows of all shards in their order. A few rows of each shard are held. As long as no
+        shard that may have more has run out, the first row held is the next."""
         end, shards = self._end(), self._shards
         size = max(1, chunk_size // len(shards))
         held: dict[int, builtins.list[Any]] = {shard: [] for shard in shards}

@@ -467,10 +467,10 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
     """Runs `work` in a transaction on the key's shard, and runs all of it again if the shard moves
     during it.
 
-    Within it, sharded models need not name a shard, and `transaction.atomic()`, `on_commit(hook)`
-    and the like are of this transaction. Effects outside of it may happen twice; a hook runs once.
-    Within another transaction on that shard it is a savepoint, and `ShardMoved` is raised to the
-    outer one.
+    Within it, sharded models do not have to name a shard, and `transaction.atomic()`,
+    `on_commit(hook)` and the like are of this transaction. Effects outside of it may happen twice;
+    a hook runs once. Within another transaction on that shard it is a savepoint, and `ShardMoved`
+    is raised to the outer one.
     """
     with shard_of(key) as using:
 

@@ -25,7 +25,7 @@ fn config_with_a_mute_host(folder: &Path) -> TcpListener {
     mute
 }
 
-/// Runs the command on a terminal of its own, and gives all that it has drawn there.
+/// Runs the command on a terminal of its own, and returns all that it has drawn there.
 fn on_a_terminal(folder: &Path, arguments: &str) -> String {
     let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_pgshard"));
     let output = Command::new("script")

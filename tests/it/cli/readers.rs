@@ -1,4 +1,4 @@
-//! Who reads what a command prints changes neither what it does nor how it ends.
+//! The reader of a command's output changes neither what the command does nor how it ends.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;

@@ -142,7 +142,7 @@ async fn a_viewer_is_answered_while_a_thousand_others_hold_connections() {
     let console = Console::start(&world, &args);
     answered(&console.address, "/metrics", TOKEN).await;
 
-    // Who follows a page since before is not cut off, and another one may begin.
+    // A client that already follows a page is not cut off, and another one may begin.
     let mut events = console.follow_with("/hosts", TOKEN);
     events.next_parts();
     let mut flood = Flood::begin(&console.address).await;

@@ -356,8 +356,8 @@ on_each_version! {
         Ran::of(mover).await.ended(0);
     }
 
-    /// What a monitor has stays its own: a bootstrap gives back what was taken, and gives it on a
-    /// host that comes. What only an administrator gives is named.
+    /// What a monitor has stays its own: a bootstrap grants again what was revoked, and grants it
+    /// on a new host. What only an administrator can grant is named.
     async fn it_comes_along(version) {
         let world = World::with_spare(&[version, version, version], 4).await;
         on_all(
@@ -454,7 +454,7 @@ on_each_version! {
     }
 
     /// If a control schema is of a version before, the owner's console reports that; a role that
-    /// may not watch it yet gets an error that names the right to grant. Both see all once it is
+    /// may not watch it yet gets a finding with the command for its rights. Both see all once it is
     /// brought up to date.
     async fn an_older_control_schema(version) {
         let world = World::new(&[version, version], 4).await;
@@ -501,7 +501,7 @@ on_each_version! {
         let told = watch.seen("/findings", "not_owner");
         assert!(told.contains("rights --for monitor --role watch"), "{told}");
 
-        // One that was let watch before comes along.
+        // A role that could watch the older version keeps its rights.
         world.run(&["bootstrap"]).await.ended(0);
         for host in [0, 1] {
             let app = world.servers.app(host).await;

@@ -364,7 +364,8 @@ impl Session {
         }
     }
 
-    /// After the swap: the statement fails as it should, with the right words. Gives the SQLSTATE.
+    /// After the swap: the statement fails as it should, with the right words. Returns the
+    /// SQLSTATE.
     async fn after(&self, version: u32, state: &str) -> String {
         let mut met = String::new();
         let times = if self.way == Way::Savepoint { 2 } else { 1 };

@@ -18,7 +18,7 @@ async fn ends<T: Send + 'static>(story: &str, work: impl Future<Output = T> + Se
     done
 }
 
-/// Calls of all kinds; gives how many rows are there that were acknowledged, and how many may be.
+/// Makes calls of all kinds; returns how many rows were acknowledged, and how many may be there.
 async fn calls(config: std::path::PathBuf) -> (usize, usize) {
     let (mut done, mut doubtful) = (0, 0);
     let Ok(router) = pgshard::connect(&config).await else {

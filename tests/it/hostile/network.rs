@@ -138,8 +138,8 @@ on_each_version! {
         .await;
     }
 
-    /// Old copies are fed by one command all the while. They get every change, and so does who
-    /// takes the shard back.
+    /// Old copies are fed by one command all the while. They get every change, and so does a
+    /// rollback of the shard.
     async fn under_a_feed(version) {
         let far = Far::new(version).await;
         for seed in seeds(u64::from(version)..u64::from(version) + 1) {

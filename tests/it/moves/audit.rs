@@ -365,7 +365,7 @@ on_each_version! {
         );
     }
 
-    /// A rollback need not wait for an audit, and an audit is not disturbed by writes to the old
+    /// A rollback does not wait for an audit, and an audit is not disturbed by writes to the old
     /// copy.
     async fn taken_back_while_it_is_audited(version) {
         let world = world(version, 2).await;
@@ -674,7 +674,7 @@ on_mixed_versions! {
                 altered",
                 ),
             ),
-            // Neither rewrites a row. Of the second, the bytes that PostgreSQL sends are others.
+            // Neither rewrites a row. For the second, PostgreSQL sends other bytes.
             (9, "ALTER TABLE nets ALTER COLUMN name TYPE text", None),
             (
                 10,

@@ -34,7 +34,7 @@ enum Verb {
     Abort,
 }
 
-/// Moves a shard to the other host with a failpoint on the way. Gives the move's ID; `None` if it
+/// Moves a shard to the other host with a failpoint on the way. Returns the move's ID; `None` if it
 /// never began.
 async fn interrupt(world: &World, shard: u16, name: &str, action: &str) -> Option<String> {
     let to = format!("db{}", 2 - world.host_of(shard));

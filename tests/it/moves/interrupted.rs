@@ -28,7 +28,7 @@ fn is_fed(name: &str) -> String {
 const WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity
     WHERE wait_event_type = 'Lock' AND application_name LIKE 'pgshard%')";
 
-/// Who works on moves, and which shards are held.
+/// The processes that work on moves, and the shards that are held.
 async fn held(db: &Client) -> String {
     let sql = "SELECT 'mover ' || work FROM pgshard.mover
         UNION ALL SELECT 'shard ' || shard_id FROM pgshard.move WHERE lease_until > \
@@ -186,7 +186,7 @@ on_each_version! {
             .spawn()
             .unwrap();
         crate::support::stopped(&child).await;
-        // Of the first four, those that are not dropped yet may be locked.
+        // Those of the first four that are not dropped yet may be locked.
         world.run(&["moves", "rollback", &id, "--yes"]).await;
         crate::support::never_stopped(child).await;
         assert_eq!([4, 5, 6, 7].map(|shard| world.host_of(shard)), [0; 4]);

@@ -103,7 +103,7 @@ on_each_version! {
         )
         .await;
         second.end().await;
-        // So long a mover that does not wait takes to be ready.
+        // How long a mover that does not wait takes to be ready.
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert!(!insert.is_finished());
         standby

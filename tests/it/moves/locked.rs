@@ -1,5 +1,5 @@
-//! Who keeps a table of the source locked for long: transactions that empty it and fill it again,
-//! or rewrite it, and VACUUM.
+//! Sessions that keep a table of the source locked for long: transactions that empty it and fill it
+//! again, or rewrite it, and VACUUM.
 
 use std::time::Duration;
 

@@ -52,7 +52,7 @@ async fn names(world: &World, host: usize, schema: &str) -> String {
         .replace('\n', " ")
 }
 
-/// Moves a shard, kills the mover there (unless there is no failpoint), and gives the move's ID.
+/// Moves a shard, kills the mover there (unless there is no failpoint), and returns the move's ID.
 async fn killed(world: &World, shard: u16, mode: &str, failpoint: &str) -> String {
     let shard = shard.to_string();
     let args = ["move", &shard, "--to", "db2", "--mode", mode, "--yes"];

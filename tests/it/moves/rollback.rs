@@ -40,7 +40,7 @@ async fn world(version: u32, shards: u16) -> World {
     World::with_tables(&[version, other(version)], shards, &tables).await
 }
 
-/// Moves shards online, and gives the move's ID.
+/// Moves shards online, and returns the move's ID.
 async fn moved(world: &World, shards: &str, target: &str) -> MoveId {
     let mover = world.mover();
     let plan = mover.plan(&world.online(shards, target)).await.unwrap();

@@ -24,7 +24,7 @@ async fn world(version: u32) -> World {
     .await
 }
 
-/// Begins a move that waits before its fence, and waits until it does. Gives its ID.
+/// Begins a move that waits before its fence, and waits until it does. Returns its ID.
 async fn held(world: &World, shards: &str) -> (Child, String) {
     let args = [
         "move",

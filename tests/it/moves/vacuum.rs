@@ -29,7 +29,7 @@ async fn restless(servers: &TestCluster, host: usize) {
         .unwrap();
 }
 
-/// Who vacuums the table.
+/// The processes that vacuum the table.
 async fn vacuums(db: &Client, table: &str) -> String {
     // As a superuser: no other role can see what autovacuum is doing.
     let sql = format!(

@@ -45,7 +45,7 @@ async fn until(shards: &Shards, host: usize, condition: &str) {
         .unwrap_or_else(|_| panic!("never: {condition}"));
 }
 
-/// Gives the titles of shard 0, and empties it.
+/// Returns the titles of shard 0, and empties it.
 async fn taken(shards: &Shards) -> Vec<String> {
     let titles = shards.titles(0, 0).await;
     shards.db[0]

@@ -43,7 +43,7 @@ async fn prepare(shards: &Shards) {
 
 on_each_version! {
     /// A SELECT can leave a temporary table, a setting or a lock behind. The next caller meets none
-    /// of them, whichever way statements are sent. way statements are sent.
+    /// of them, whichever way statements are sent.
     async fn of_a_select(version) {
         let shards = Shards::start(version, 4).await;
         prepare(&shards).await;

@@ -66,7 +66,7 @@ async fn seen(router: &Router, key: i64) -> (i64, bool) {
     (row.get(0), row.get(1))
 }
 
-/// Reads until a standby answers, or until the primary does; gives what it saw.
+/// Reads until a standby answers, or until the primary does; returns what it saw.
 async fn until(router: &Router, key: i64, standby: bool) -> i64 {
     let began = Instant::now();
     loop {

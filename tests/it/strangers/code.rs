@@ -89,7 +89,7 @@ async fn world(version: u32) -> World {
     world
 }
 
-/// Sets all traps in a schema, as the tenant; gives what the server has answered to each.
+/// Sets all traps in a schema, as the tenant; returns the server's answer to each.
 async fn lay(superuser: &Client, schema: &str) -> Vec<String> {
     let trap = |table: &str| {
         format!(

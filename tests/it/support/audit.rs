@@ -23,7 +23,7 @@ impl World {
         self.audit_places_by(&self.published()).await;
     }
 
-    /// The same, by a map that need not be in the config file.
+    /// The same, by a map that may be outside the config file.
     pub(crate) async fn audit_places_by(&self, map: &ShardMap) {
         let clients = self.all().await;
         let mut serving: BTreeMap<u16, Vec<(usize, i32)>> = BTreeMap::new();

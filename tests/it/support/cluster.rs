@@ -98,7 +98,7 @@ impl TestCluster {
         config_text(count(shards), &hosts, migrations)
     }
 
-    /// Writes that config to `pgshard.toml` in [`TestCluster::directory`], and gives its path.
+    /// Writes that config to `pgshard.toml` in [`TestCluster::directory`], and returns its path.
     pub(crate) fn write_config(&self, shards: u16) -> PathBuf {
         self.write("pgshard.toml", &self.config_text(shards))
     }
@@ -115,7 +115,7 @@ impl TestCluster {
         self.write("pgshard.toml", &self.text(shards, Some("migrations")))
     }
 
-    /// Writes a file below [`TestCluster::directory`], and gives its path.
+    /// Writes a file below [`TestCluster::directory`], and returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.files.join(name);
         let folder = path.parent().expect("a file is in a folder");

@@ -131,7 +131,7 @@ async fn back(
     look(world, shards, Some(&id)).await;
 }
 
-/// Runs a command into the fault, and to its end. Gives the move, if there is one.
+/// Runs a command into the fault, and to its end. Returns the move, if there is one.
 async fn strike(
     world: &World,
     args: &[&str],

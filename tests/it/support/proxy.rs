@@ -170,7 +170,7 @@ async fn connect(near: TcpStream, target: u16, asked: Way, answered: Way) {
         End::Lost => {
             tokio::time::sleep(SERVER_NOTICES).await;
             drop((far_in, far_out));
-            // The client hears nothing, and not that this is the end.
+            // The client gets nothing, and no end of the connection either.
             std::future::pending::<()>().await;
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::world::World;
 use super::writers::Writers;
 
-/// Moves two shards to the other host and back this many times, under load. Gives the pauses in
+/// Moves two shards to the other host and back this many times, under load. Returns the pauses in
 /// milliseconds, sorted.
 pub(crate) async fn ping_pong(versions: &[u32], moves: usize) -> Vec<f64> {
     let world = World::new(versions, 4).await;

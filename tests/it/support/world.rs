@@ -374,7 +374,7 @@ impl World {
     }
 }
 
-/// The rows of a query that gives one text each.
+/// The rows of a query that returns one text each.
 pub(crate) async fn lines(client: &Client, sql: &str) -> String {
     let rows = client.query(sql, &[]).await.unwrap();
     rows.iter()
@@ -382,7 +382,7 @@ pub(crate) async fn lines(client: &Client, sql: &str) -> String {
         .collect()
 }
 
-/// Waits until a query gives true.
+/// Waits until a query returns true.
 pub(crate) async fn until(client: &Client, sql: &str) {
     for _ in 0..3000 {
         if client

@@ -222,8 +222,8 @@ async fn read(router: &Router, row: &Noted) -> Result<Vec<String>, Error> {
 }
 
 /// An application without our library: plain SQL at the host that has the shard, and after an error
-/// it looks who has it now. Half of its rows come by a prepared statement that it keeps across
-/// moves.
+/// it finds out which host has it now. Half of its rows come by a prepared statement that it keeps
+/// across moves.
 async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes {
     let mut notes = Notes::default();
     let mut clients: Vec<Option<Client>> = urls.iter().map(|_| None).collect();
@@ -415,7 +415,7 @@ async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<Atomic
     notes
 }
 
-/// Does it, and gives the ID of the row.
+/// Does it, and returns the ID of the row.
 async fn perform(
     client: &Client,
     shard: u16,
