@@ -148,7 +148,7 @@ struct User {
     id: String,
 }
 
-/// A ticket, and then the key picks the shard. Where the insert fails the ticket is lost, which is
+/// A ticket, and then the key picks the shard. If the insert fails the ticket is lost, which does
 /// no harm.
 async fn post_user(
     State(app): Shared,

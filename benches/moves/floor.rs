@@ -1,7 +1,7 @@
 //! What no pause can be shorter than on these servers: its round trips and flushes, by hand, with
 //! hardly any work in them. The swap is a commit at the source that is not waited for, and the open
 //! is one at the target; marker and decision at the source, and the last changes at the target, are
-//! waited for. A question prepares the open.
+//! waited for. A query prepares the open.
 
 use std::time::{Duration, Instant};
 

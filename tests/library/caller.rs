@@ -186,7 +186,7 @@ impl Caller {
         )]
     }
 
-    /// Each asker gets the answer to its own question.
+    /// Each caller gets the answer to its own query.
     async fn echo(&mut self) -> Vec<Told> {
         let (id, left) = (self.id(), self.polls());
         let sql = "SELECT $1::bigint, coalesce(current_setting('app.who', true), '')";

@@ -188,8 +188,8 @@ impl Write {
         params
     }
 
-    /// The row, and then a row of the history, which so has the order in which rows were written:
-    /// who needs a value that another gives up claims it after that is committed.
+    /// The row, and then a row of the history, which so has the order in which rows were written: a
+    /// call that needs a value that another gives up claims it after that commit.
     async fn run(&self, tx: Transaction, script: Script) -> Result<u64, Ended> {
         script.at(&tx, 0).await?;
         let rows = tx.execute(&self.sql, &self.params()).await?;

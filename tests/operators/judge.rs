@@ -80,7 +80,7 @@ fn is_in_the_manual(begun: &Begun, ended: &Ended, code: i32) -> bool {
         _ => None,
     };
     if code < 0 {
-        // A command that does not care for Ctrl-C yet ends by it.
+        // A command that does not handle Ctrl-C yet ends by it.
         return killed == Some(code) || (ended.interrupted && code == -2);
     }
     let says = |word: &str| ended.stderr.contains(word);

@@ -73,8 +73,7 @@ class ShardedQuerySet(ValueQuerySet):
 
     @property
     def db(self) -> str:
-        """The shard. It is any shard for a query that cannot have a result, since that is not sent.
-        """
+        """The shard; any shard for a query that cannot have a result, since that is not sent."""
         if self._db is None:
             if not self._for_write and self.query.is_empty():
                 return _NOWHERE

@@ -1,5 +1,5 @@
-//! A few random rounds of calls over servers that fail; `script/test-library` plays as many as one
-//! likes.
+//! A few random rounds of calls over servers that fail; `script/test-library` plays any number of
+//! them.
 #![allow(dead_code, reason = "the rounds' parts are those of tests/library")]
 
 #[path = "../../library/caller.rs"]
