@@ -8,7 +8,8 @@ CREATE TYPE mood AS ENUM ('sad', 'it''s ok', 'Ünïcode');
 COMMENT ON TYPE mood IS 'how it is';
 CREATE TYPE "Weird ""type""" AS (x int, "Y y" text COLLATE "C", m mood[]);
 COMMENT ON COLUMN "Weird ""type"""."Y y" IS 'inside';
-CREATE DOMAIN positive AS bigint DEFAULT 1 NOT NULL CHECK (VALUE > 0) CONSTRAINT "below max" CHECK (VALUE < 1000000);
+CREATE DOMAIN positive AS bigint DEFAULT 1 NOT NULL CHECK (VALUE > 0) CONSTRAINT "below max"
+    CHECK (VALUE < 1000000);
 COMMENT ON DOMAIN positive IS 'more than nothing';
 COMMENT ON CONSTRAINT "below max" ON DOMAIN positive IS 'a limit';
 ALTER DOMAIN positive ADD CONSTRAINT later CHECK (VALUE <> 666);
@@ -18,7 +19,8 @@ CREATE TYPE strings AS RANGE (subtype = text, collation = "C");
 REVOKE USAGE ON TYPE mood FROM PUBLIC;
 GRANT USAGE ON TYPE mood TO reader;
 
-CREATE SEQUENCE "Odd sequence" AS integer START 100 INCREMENT -3 MINVALUE -50 MAXVALUE 100 CACHE 5 CYCLE;
+CREATE SEQUENCE "Odd sequence"
+    AS integer START 100 INCREMENT -3 MINVALUE -50 MAXVALUE 100 CACHE 5 CYCLE;
 GRANT USAGE ON SEQUENCE "Odd sequence" TO writer;
 COMMENT ON SEQUENCE "Odd sequence" IS 'downwards';
 
@@ -26,12 +28,15 @@ CREATE SEQUENCE id_sequence;
 -- The shard's name in the text of a body: true again after the rename.
 CREATE FUNCTION next_id() RETURNS bigint LANGUAGE plpgsql AS
     $$ BEGIN RETURN nextval('shard_0007.id_sequence') * 1000; END $$;
-CREATE FUNCTION plain_sum(a int, b int DEFAULT 2, VARIADIC c int[] DEFAULT '{}') RETURNS int LANGUAGE sql IMMUTABLE STRICT
+CREATE FUNCTION plain_sum(a int, b int DEFAULT 2, VARIADIC c int[] DEFAULT '{}') RETURNS int
+    LANGUAGE sql IMMUTABLE STRICT
     SET search_path = shard_0007, pg_temp
     AS 'SELECT a + b';
-CREATE FUNCTION shout(t text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE COST 7 AS $$ SELECT pg_catalog.upper(t) || '!' $$;
+CREATE FUNCTION shout(t text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE COST 7
+    AS $$ SELECT pg_catalog.upper(t) || '!' $$;
 -- Hides the built-in one where the schema comes first.
-CREATE FUNCTION lower(t text) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'mine: ' || pg_catalog.lower(t) $$;
+CREATE FUNCTION lower(t text) RETURNS text LANGUAGE sql IMMUTABLE
+    AS $$ SELECT 'mine: ' || pg_catalog.lower(t) $$;
 COMMENT ON FUNCTION shout(text) IS 'loud';
 REVOKE EXECUTE ON FUNCTION next_id() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION next_id() TO writer WITH GRANT OPTION;
@@ -69,7 +74,8 @@ ALTER TABLE users ADD COLUMN added int DEFAULT nextval('"Odd sequence"');
 ALTER TABLE users ALTER COLUMN name SET STORAGE EXTERNAL, ALTER COLUMN name SET STATISTICS 50;
 ALTER TABLE users ALTER COLUMN nick SET (n_distinct = -0.5);
 ALTER TABLE users ADD CONSTRAINT unchecked CHECK (added IS NOT NULL) NOT VALID;
-ALTER TABLE users ADD CONSTRAINT "two columns" UNIQUE (name, nick) INCLUDE (born) WITH (fillfactor = 70);
+ALTER TABLE users ADD CONSTRAINT "two columns" UNIQUE (name, nick) INCLUDE (born)
+    WITH (fillfactor = 70);
 COMMENT ON TABLE users IS 'people';
 COMMENT ON COLUMN users."Größe ""ß""" IS E'in\nmetres';
 COMMENT ON CONSTRAINT "two columns" ON users IS 'both';
@@ -88,7 +94,8 @@ CREATE TABLE "Order's (1)" (
     whole users,
     UNIQUE ("User Id", id)
 );
-ALTER TABLE "Order's (1)" ADD CONSTRAINT "not yet" FOREIGN KEY ("User Id", parent) REFERENCES "Order's (1)" ("User Id", id) NOT VALID;
+ALTER TABLE "Order's (1)" ADD CONSTRAINT "not yet" FOREIGN KEY ("User Id", parent)
+    REFERENCES "Order's (1)" ("User Id", id) NOT VALID;
 COMMENT ON CONSTRAINT "not yet" ON "Order's (1)" IS 'later';
 ALTER TABLE "Order's (1)" REPLICA IDENTITY FULL;
 
@@ -101,17 +108,24 @@ ALTER TABLE no_identity REPLICA IDENTITY NOTHING;
 -- Hides the catalog's where the schema comes first.
 CREATE TABLE pg_class (id int);
 
--- Several levels and every kind; a partition whose columns stand in another order and that has keys of its own, a default.
+-- Several levels and every kind; a partition whose columns stand in another order and that has keys
+-- of its own, a default.
 CREATE TABLE events (
-    id bigint NOT NULL DEFAULT next_id(), gone int, "On" date NOT NULL DEFAULT '2020-01-01', mood mood,
-    user_id bigint REFERENCES users ON DELETE SET NULL, twice bigint GENERATED ALWAYS AS (id * 2) STORED,
+    id bigint NOT NULL DEFAULT next_id(), gone int,
+    "On" date NOT NULL DEFAULT '2020-01-01', mood mood,
+    user_id bigint REFERENCES users ON DELETE SET NULL,
+    twice bigint GENERATED ALWAYS AS (id * 2) STORED,
     CHECK (id > 0), CONSTRAINT events_key PRIMARY KEY ("On", id)
 ) PARTITION BY RANGE ("On");
 ALTER TABLE events DROP COLUMN gone;
-CREATE TABLE events_2020 PARTITION OF events FOR VALUES FROM ('2020-01-01') TO ('2021-01-01') WITH (fillfactor = 70);
-CREATE TABLE "events ""odd""" (mood mood DEFAULT 'sad', twice bigint GENERATED ALWAYS AS (id * 2) STORED, user_id bigint, "On" date NOT NULL,
-    id bigint NOT NULL CONSTRAINT own UNIQUE, CONSTRAINT events_id_check CHECK (id > 0), CONSTRAINT "its key" PRIMARY KEY ("On", id),
-    CONSTRAINT local CHECK (id <> 7), CONSTRAINT "its fk" FOREIGN KEY (user_id) REFERENCES users ON DELETE SET NULL);
+CREATE TABLE events_2020 PARTITION OF events FOR VALUES FROM ('2020-01-01') TO ('2021-01-01')
+    WITH (fillfactor = 70);
+CREATE TABLE "events ""odd""" (mood mood DEFAULT 'sad', twice bigint
+    GENERATED ALWAYS AS (id * 2) STORED, user_id bigint, "On" date NOT NULL,
+    id bigint NOT NULL CONSTRAINT own UNIQUE, CONSTRAINT events_id_check CHECK (id > 0),
+    CONSTRAINT "its key" PRIMARY KEY ("On", id),
+    CONSTRAINT local CHECK (id <> 7), CONSTRAINT "its fk" FOREIGN KEY (user_id)
+        REFERENCES users ON DELETE SET NULL);
 ALTER TABLE events ATTACH PARTITION "events ""odd""" FOR VALUES FROM (MINVALUE) TO ('2020-01-01');
 CREATE TABLE events_rest PARTITION OF events DEFAULT PARTITION BY HASH (id);
 CREATE TABLE events_rest_0 PARTITION OF events_rest FOR VALUES WITH (MODULUS 2, REMAINDER 0);
@@ -133,9 +147,12 @@ ALTER TABLE events REPLICA IDENTITY FULL;
 CREATE TABLE by_mood (m mood, t text) PARTITION BY LIST (m);
 CREATE TABLE by_mood_sad PARTITION OF by_mood FOR VALUES IN ('sad', NULL);
 CREATE TABLE by_length (t text) PARTITION BY RANGE (lower(t), pg_catalog.length(t));
-CREATE TABLE by_length_some PARTITION OF by_length FOR VALUES FROM ('mine: a', 1) TO ('mine: b', MAXVALUE);
-CREATE TABLE of_events (at date, event bigint, FOREIGN KEY (at, event) REFERENCES events ON UPDATE CASCADE DEFERRABLE);
-CREATE TABLE events_of_events ("On" date, id bigint, parent bigint, FOREIGN KEY ("On", parent) REFERENCES events) PARTITION BY LIST (id);
+CREATE TABLE by_length_some PARTITION OF by_length FOR
+    VALUES FROM ('mine: a', 1) TO ('mine: b', MAXVALUE);
+CREATE TABLE of_events (at date, event bigint,
+    FOREIGN KEY (at, event) REFERENCES events ON UPDATE CASCADE DEFERRABLE);
+CREATE TABLE events_of_events ("On" date, id bigint, parent bigint, FOREIGN KEY ("On", parent)
+    REFERENCES events) PARTITION BY LIST (id);
 CREATE TABLE events_of_events_1 PARTITION OF events_of_events FOR VALUES IN (1);
 CREATE TABLE no_partitions (a int UNIQUE) PARTITION BY HASH (a);
 CREATE VIEW events_by_key AS SELECT "On", id, mood, count(*) FROM events GROUP BY "On", id;
@@ -143,7 +160,8 @@ ALTER TABLE events ENABLE ROW LEVEL SECURITY;
 CREATE POLICY all_of_them ON events FOR SELECT USING (id > 0);
 CREATE STATISTICS of_events_both ON mood, user_id FROM events;
 
-CREATE INDEX "on expression" ON users (shout(name), pg_catalog.lower(name) DESC NULLS LAST) WITH (fillfactor = 60);
+CREATE INDEX "on expression" ON users (shout(name), pg_catalog.lower(name) DESC NULLS LAST)
+    WITH (fillfactor = 60);
 ALTER INDEX "on expression" ALTER COLUMN 1 SET STATISTICS 300;
 CREATE UNIQUE INDEX "partial ""unique""" ON users (nick) WHERE state = 'sad'::mood AND added > 3;
 CREATE INDEX users_brin ON users USING brin (made) WITH (pages_per_range = 32);
@@ -153,13 +171,16 @@ CREATE INDEX users_collated ON users (name COLLATE "POSIX" text_pattern_ops);
 CREATE INDEX hashed ON "Order's (1)" USING hash ("User Id");
 COMMENT ON INDEX "on expression" IS 'an index';
 
-CREATE VIEW grown AS SELECT id, name, state, shard_0007.lower(name) AS l, pg_catalog.lower(name) AS pl FROM users WHERE number > 0;
+CREATE VIEW grown AS SELECT id, name, state, shard_0007.lower(name) AS l,
+    pg_catalog.lower(name) AS pl FROM users WHERE number > 0;
 CREATE VIEW "Over view" WITH (security_barrier = true) AS
-    SELECT g.id, o.id AS order_id, c.relname FROM grown g JOIN "Order's (1)" o ON o."User Id" = g.id, pg_catalog.pg_class c;
+    SELECT g.id, o.id AS order_id, c.relname FROM grown g
+    JOIN "Order's (1)" o ON o."User Id" = g.id, pg_catalog.pg_class c;
 ALTER VIEW grown ALTER COLUMN name SET DEFAULT 'nobody';
 CREATE VIEW checked AS SELECT * FROM marked WHERE id > 0 WITH LOCAL CHECK OPTION;
 -- Needs the primary key, which comes after the data.
-CREATE VIEW grouped AS SELECT u.id, u.name, count(o.id) AS orders FROM users u LEFT JOIN "Order's (1)" o ON o."User Id" = u.id GROUP BY u.id;
+CREATE VIEW grouped AS SELECT u.id, u.name, count(o.id) AS orders FROM users u
+    LEFT JOIN "Order's (1)" o ON o."User Id" = u.id GROUP BY u.id;
 CREATE VIEW over_grouped AS SELECT sum(orders) AS total FROM grouped;
 CREATE VIEW united AS SELECT id FROM users UNION ALL SELECT id FROM marked ORDER BY 1;
 COMMENT ON VIEW grown IS 'adults';
@@ -167,7 +188,8 @@ COMMENT ON COLUMN grown.name IS 'their name';
 GRANT SELECT ON grown TO reader;
 GRANT SELECT (id) ON "Over view" TO reader;
 
-CREATE MATERIALIZED VIEW "By state" WITH (fillfactor = 60, autovacuum_enabled = false, toast.autovacuum_enabled = false) AS
+CREATE MATERIALIZED VIEW "By state"
+    WITH (fillfactor = 60, autovacuum_enabled = false, toast.autovacuum_enabled = false) AS
     SELECT state, shout(min(name)) AS "First ""one""", count(*) AS n FROM grown GROUP BY state;
 CREATE UNIQUE INDEX "by state" ON "By state" (state, "First ""one""");
 CREATE INDEX ON "By state" (lower("First ""one""")) WHERE n > 0;
@@ -177,7 +199,8 @@ ALTER MATERIALIZED VIEW "By state" ALTER COLUMN n SET STATISTICS 33;
 ALTER MATERIALIZED VIEW "By state" RENAME COLUMN n TO "how many";
 CREATE VIEW over_material AS SELECT sum("how many") AS n FROM "By state";
 -- Made first and filled last: it reads the others, one of them by a view.
-CREATE MATERIALIZED VIEW "1st" AS SELECT u.id, u.name, count(*) AS n, (SELECT n FROM over_material) AS "all" FROM users u GROUP BY u.id;
+CREATE MATERIALIZED VIEW "1st" AS SELECT u.id, u.name, count(*) AS n,
+    (SELECT n FROM over_material) AS "all" FROM users u GROUP BY u.id;
 CREATE INDEX ON "1st" (id) INCLUDE (name);
 CREATE MATERIALIZED VIEW never_filled AS SELECT 1 / 0 AS boom WITH NO DATA;
 CREATE STATISTICS of_material ON state, "how many" FROM "By state";
@@ -190,32 +213,38 @@ GRANT SELECT ("how many") ON "By state" TO writer WITH GRANT OPTION;
 CREATE COLLATION "Own ""C""" (LOCALE = 'C');
 CREATE COLLATION bytes (LC_COLLATE = 'POSIX', LC_CTYPE = 'C');
 COMMENT ON COLLATION bytes IS 'by bytes';
-CREATE TEXT SEARCH DICTIONARY "Own words" (TEMPLATE = snowball, Language = 'english', StopWords = 'english');
+CREATE TEXT SEARCH DICTIONARY "Own words" (TEMPLATE = snowball,
+    Language = 'english', StopWords = 'english');
 CREATE TEXT SEARCH CONFIGURATION "Own search" (PARSER = default);
-ALTER TEXT SEARCH CONFIGURATION "Own search" ADD MAPPING FOR asciiword, word WITH "Own words", simple;
+ALTER TEXT SEARCH CONFIGURATION "Own search" ADD MAPPING FOR asciiword,
+    word WITH "Own words", simple;
 ALTER TEXT SEARCH CONFIGURATION "Own search" ADD MAPPING FOR email WITH simple;
 COMMENT ON TEXT SEARCH DICTIONARY "Own words" IS 'stems';
 COMMENT ON TEXT SEARCH CONFIGURATION "Own search" IS 'finds';
 CREATE DOMAIN sorted_word AS text COLLATE "Own ""C""";
-CREATE TABLE searched (body text COLLATE bytes, word sorted_word CHECK (word < 'x' COLLATE "Own ""C"""),
+CREATE TABLE searched (body text COLLATE bytes,
+    word sorted_word CHECK (word < 'x' COLLATE "Own ""C"""),
     found tsvector GENERATED ALWAYS AS (to_tsvector('"Own search"', body)) STORED);
 CREATE INDEX ON searched USING gin (found);
 CREATE INDEX ON searched (body, word COLLATE bytes DESC);
 
 CREATE RULE "note ""it""" AS ON INSERT TO marked WHERE NEW.id > 5 DO ALSO
-    (INSERT INTO shard_0007.pg_class (id) VALUES (NEW.id); DELETE FROM shard_0007.pg_class WHERE id IN (SELECT length(lower(u.name)) FROM users u));
+    (INSERT INTO shard_0007.pg_class (id) VALUES (NEW.id); DELETE FROM shard_0007.pg_class
+        WHERE id IN (SELECT length(lower(u.name)) FROM users u));
 CREATE RULE never AS ON DELETE TO marked DO INSTEAD NOTHING;
 ALTER TABLE marked DISABLE RULE never;
 CREATE RULE always AS ON UPDATE TO searched DO ALSO NOTIFY changed, 'it''s';
 ALTER TABLE searched ENABLE ALWAYS RULE always;
 CREATE RULE replica AS ON INSERT TO searched DO ALSO NOTHING;
 ALTER TABLE searched ENABLE REPLICA RULE replica;
-CREATE RULE into_it AS ON INSERT TO united DO INSTEAD INSERT INTO marked (id) VALUES (NEW.id) RETURNING id::bigint;
+CREATE RULE into_it AS ON INSERT TO united DO INSTEAD INSERT INTO marked (id) VALUES (NEW.id)
+    RETURNING id::bigint;
 COMMENT ON RULE never ON marked IS 'nobody goes';
 
 ALTER TABLE marked ENABLE ROW LEVEL SECURITY;
 CREATE POLICY "Own ""rows""" ON marked AS RESTRICTIVE FOR UPDATE TO reader, CURRENT_USER
-    USING (id IN (SELECT u.id FROM users u JOIN marked m ON m.id = u.id WHERE u.state = 'sad'::mood)) WITH CHECK (lower(id::text) <> '7');
+    USING (id IN (SELECT u.id FROM users u JOIN marked m ON m.id = u.id
+        WHERE u.state = 'sad'::mood)) WITH CHECK (lower(id::text) <> '7');
 CREATE POLICY every ON marked;
 COMMENT ON POLICY every ON marked IS 'nobody sees a row';
 CREATE STATISTICS "Both ""s""" (dependencies, mcv) ON name, nick FROM users;
@@ -225,36 +254,49 @@ COMMENT ON STATISTICS of_expressions IS 'two of them';
 
 CREATE FUNCTION bound_count(s mood) RETURNS bigint LANGUAGE sql STABLE
     BEGIN ATOMIC SELECT count(*) FROM grown WHERE state = s; END;
-CREATE FUNCTION rows_of() RETURNS SETOF users LANGUAGE sql STABLE AS 'SELECT * FROM shard_0007.users';
+CREATE FUNCTION rows_of() RETURNS SETOF users LANGUAGE sql STABLE
+    AS 'SELECT * FROM shard_0007.users';
 CREATE FUNCTION of_row(u users) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT u.name';
-CREATE FUNCTION "Table's"("In put" mood DEFAULT 'sad', OUT a int, OUT b "Weird ""type""") LANGUAGE plpgsql AS $$ BEGIN a := 1; END $$;
+CREATE FUNCTION "Table's"("In put" mood DEFAULT 'sad', OUT a int, OUT b "Weird ""type""")
+    LANGUAGE plpgsql AS $$ BEGIN a := 1; END $$;
 CREATE PROCEDURE tidy(INOUT n int) LANGUAGE plpgsql AS $$ BEGIN n := n + 1; END $$;
 COMMENT ON PROCEDURE tidy(int) IS 'tidies';
 GRANT EXECUTE ON PROCEDURE tidy(int) TO reader;
-CREATE FUNCTION "Add up"(numeric, int) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) + coalesce($2, 0)';
-CREATE FUNCTION "Add up"(numeric, text) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) + length($2)';
-CREATE FUNCTION combined(a numeric, b numeric) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT a + b';
-CREATE AGGREGATE "Total of"(int) (SFUNC = "Add up", STYPE = numeric, SSPACE = 64, COMBINEFUNC = combined, INITCOND = '1',
+CREATE FUNCTION "Add up"(numeric, int) RETURNS numeric LANGUAGE sql IMMUTABLE
+    AS 'SELECT coalesce($1, 0) + coalesce($2, 0)';
+CREATE FUNCTION "Add up"(numeric, text) RETURNS numeric LANGUAGE sql IMMUTABLE
+    AS 'SELECT coalesce($1, 0) + length($2)';
+CREATE FUNCTION combined(a numeric, b numeric) RETURNS numeric LANGUAGE sql IMMUTABLE
+    AS 'SELECT a + b';
+CREATE AGGREGATE "Total of"(int) (SFUNC = "Add up", STYPE = numeric, SSPACE = 64,
+    COMBINEFUNC = combined, INITCOND = '1',
     PARALLEL = SAFE);
-CREATE AGGREGATE "Total of"(text) (SFUNC = "Add up", STYPE = numeric, FINALFUNC = pg_catalog.abs, FINALFUNC_MODIFY = SHAREABLE);
+CREATE AGGREGATE "Total of"(text) (SFUNC = "Add up", STYPE = numeric, FINALFUNC = pg_catalog.abs,
+    FINALFUNC_MODIFY = SHAREABLE);
 CREATE AGGREGATE rows_of_all(*) (SFUNC = pg_catalog.int8inc, STYPE = bigint, INITCOND = '0',
     MSFUNC = pg_catalog.int8inc, MINVFUNC = pg_catalog.int8dec, MSTYPE = bigint, MINITCOND = '0');
-CREATE AGGREGATE least_of(int) (SFUNC = pg_catalog.int4smaller, STYPE = int, SORTOP = OPERATOR(pg_catalog.<));
+CREATE AGGREGATE least_of(int) (SFUNC = pg_catalog.int4smaller, STYPE = int,
+    SORTOP = OPERATOR(pg_catalog.<));
 COMMENT ON AGGREGATE rows_of_all(*) IS 'counts';
 GRANT EXECUTE ON FUNCTION rows_of_all() TO reader;
 REVOKE EXECUTE ON FUNCTION "Total of"(int) FROM PUBLIC;
-CREATE VIEW totals AS SELECT state, "Total of"(number::int) AS total, rows_of_all(*) AS n FROM users GROUP BY state;
-CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.made := now(); RETURN NEW; END $$;
+CREATE VIEW totals AS SELECT state, "Total of"(number::int) AS total, rows_of_all(*) AS n
+    FROM users GROUP BY state;
+CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN NEW.made := now(); RETURN NEW; END $$;
 CREATE FUNCTION other() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 
-CREATE TRIGGER "touch it" BEFORE UPDATE OF name, nick ON users FOR EACH ROW WHEN (OLD.name IS DISTINCT FROM NEW.name) EXECUTE FUNCTION touch('a', 'b');
-CREATE TRIGGER sleeping AFTER INSERT ON users REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION other();
+CREATE TRIGGER "touch it" BEFORE UPDATE OF name, nick ON users FOR EACH ROW
+    WHEN (OLD.name IS DISTINCT FROM NEW.name) EXECUTE FUNCTION touch('a', 'b');
+CREATE TRIGGER sleeping AFTER INSERT ON users REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT
+    EXECUTE FUNCTION other();
 ALTER TABLE users DISABLE TRIGGER sleeping;
 CREATE TRIGGER always AFTER DELETE ON users FOR EACH ROW EXECUTE FUNCTION other();
 ALTER TABLE users ENABLE ALWAYS TRIGGER always;
 CREATE TRIGGER replica AFTER TRUNCATE ON users EXECUTE FUNCTION other();
 ALTER TABLE users ENABLE REPLICA TRIGGER replica;
-CREATE CONSTRAINT TRIGGER at_the_end AFTER INSERT ON "Order's (1)" DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION other();
+CREATE CONSTRAINT TRIGGER at_the_end AFTER INSERT ON "Order's (1)" DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION other();
 CREATE TRIGGER instead INSTEAD OF INSERT ON "Over view" FOR EACH ROW EXECUTE FUNCTION other();
 CREATE TRIGGER on_events AFTER INSERT OR UPDATE ON events FOR EACH ROW EXECUTE FUNCTION other();
 CREATE TRIGGER before_events BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION other('x');
@@ -268,10 +310,12 @@ COMMENT ON TRIGGER "touch it" ON users IS 'touches';
 CREATE FUNCTION sadder(mood, mood) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT $1 < $2';
 CREATE FUNCTION happier(mood, mood) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT $1 > $2';
 CREATE FUNCTION not_sadder(mood, mood) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT $1 >= $2';
-CREATE OPERATOR <<~ (FUNCTION = sadder, LEFTARG = mood, RIGHTARG = mood, COMMUTATOR = ~>>, NEGATOR = !<<~, RESTRICT = scalarltsel, JOIN = scalarltjoinsel);
+CREATE OPERATOR <<~ (FUNCTION = sadder, LEFTARG = mood, RIGHTARG = mood, COMMUTATOR = ~>>,
+    NEGATOR = !<<~, RESTRICT = scalarltsel, JOIN = scalarltjoinsel);
 CREATE OPERATOR ~>> (FUNCTION = happier, LEFTARG = mood, RIGHTARG = mood, COMMUTATOR = <<~);
 CREATE OPERATOR !<<~ (FUNCTION = not_sadder, LEFTARG = mood, RIGHTARG = mood, NEGATOR = <<~);
-CREATE OPERATOR === (FUNCTION = pg_catalog.int4eq, LEFTARG = int, RIGHTARG = int, COMMUTATOR = ===, HASHES, MERGES);
+CREATE OPERATOR === (FUNCTION = pg_catalog.int4eq, LEFTARG = int, RIGHTARG = int, COMMUTATOR = ===,
+    HASHES, MERGES);
 CREATE OPERATOR !!! (FUNCTION = shout, RIGHTARG = text);
 COMMENT ON OPERATOR !!! (NONE, text) IS 'shouts';
 COMMENT ON OPERATOR <<~ (mood, mood) IS 'is sadder';
@@ -290,17 +334,21 @@ COMMENT ON CONVERSION mine IS 'as the other';
 CREATE FUNCTION scaled(int, numeric) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT $1 * $2';
 CREATE FUNCTION beside(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1 - $2';
 CREATE AGGREGATE in_order(ORDER BY int) (SFUNC = pg_catalog.int4pl, STYPE = int);
-CREATE AGGREGATE scaled_sum(numeric ORDER BY int) (SFUNC = pg_catalog.int4pl, STYPE = int, INITCOND = '0', FINALFUNC = scaled, FINALFUNC_MODIFY = READ_ONLY);
-CREATE AGGREGATE as_if(int ORDER BY int) (SFUNC = pg_catalog.int4pl, STYPE = int, FINALFUNC = beside, HYPOTHETICAL);
+CREATE AGGREGATE scaled_sum(numeric ORDER BY int) (SFUNC = pg_catalog.int4pl, STYPE = int,
+    INITCOND = '0', FINALFUNC = scaled, FINALFUNC_MODIFY = READ_ONLY);
+CREATE AGGREGATE as_if(int ORDER BY int) (SFUNC = pg_catalog.int4pl, STYPE = int,
+    FINALFUNC = beside, HYPOTHETICAL);
 COMMENT ON AGGREGATE scaled_sum(numeric ORDER BY int) IS 'with a factor';
 GRANT EXECUTE ON FUNCTION scaled_sum(numeric, int) TO reader;
 REVOKE EXECUTE ON FUNCTION in_order(int) FROM PUBLIC;
-CREATE TABLE ancestors (id int PRIMARY KEY, name text NOT NULL DEFAULT 'x', n int CHECK (n > 0), m int CHECK (m > 0) NO INHERIT,
+CREATE TABLE ancestors (id int PRIMARY KEY, name text NOT NULL DEFAULT 'x', n int CHECK (n > 0),
+    m int CHECK (m > 0) NO INHERIT,
     doubled int GENERATED ALWAYS AS (n * 2) STORED);
 CREATE TABLE beside_them (extra text, name text);
 CREATE TABLE heirs (own int DEFAULT 7, name text DEFAULT 'y') INHERITS (ancestors, beside_them);
 CREATE TABLE grandheirs (CONSTRAINT ancestors_n_check CHECK (n > 0), last int) INHERITS (heirs);
-CREATE TABLE strangers (id int NOT NULL, name text NOT NULL, n int, m int, doubled int GENERATED ALWAYS AS (n * 2) STORED, own_too int,
+CREATE TABLE strangers (id int NOT NULL, name text NOT NULL, n int, m int,
+    doubled int GENERATED ALWAYS AS (n * 2) STORED, own_too int,
     CONSTRAINT ancestors_n_check CHECK (n > 0));
 ALTER TABLE strangers INHERIT ancestors;
 ALTER TABLE heirs ALTER COLUMN extra SET NOT NULL;
@@ -311,11 +359,13 @@ CREATE INDEX ON ancestors (name);
 CREATE INDEX ON heirs (id);
 CREATE VIEW of_all AS SELECT id, name FROM ancestors UNION ALL SELECT id, name FROM ONLY heirs;
 CREATE TABLE typed OF "Weird ""type""" (PRIMARY KEY (x), m WITH OPTIONS DEFAULT '{sad}');
-CREATE UNLOGGED TABLE fleeting (id bigserial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, m int GENERATED ALWAYS AS IDENTITY);
+CREATE UNLOGGED TABLE fleeting (id bigserial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY,
+    m int GENERATED ALWAYS AS IDENTITY);
 ALTER SEQUENCE fleeting_m_seq SET LOGGED;
 CREATE UNLOGGED SEQUENCE fleeting_numbers;
 -- After all else, to which it would be added.
 ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT SELECT, INSERT ON TABLES TO reader;
-ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT EXECUTE ON FUNCTIONS TO writer WITH GRANT OPTION;
+ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT EXECUTE ON FUNCTIONS TO writer
+    WITH GRANT OPTION;
 ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT USAGE ON SEQUENCES TO PUBLIC;
 RESET search_path;

@@ -1,5 +1,8 @@
--- The schemas outside of this one that have an operator of an object: IS DISTINCT FROM and its like do not name theirs.
-SELECT pg_catalog.json_build_object('class', (SELECT relname FROM pg_catalog.pg_class WHERE oid = x.class), 'oid', x.oid::bigint, 'schema', x.nspname)
+-- The schemas outside of this one that have an operator of an object: IS DISTINCT FROM and its like
+-- do not name theirs.
+SELECT pg_catalog.json_build_object(
+    'class', (SELECT relname FROM pg_catalog.pg_class WHERE oid = x.class),
+    'oid', x.oid::bigint, 'schema', x.nspname)
 FROM (
     SELECT DISTINCT p.class, p.oid, n.nspname
     FROM part p, LATERAL (
