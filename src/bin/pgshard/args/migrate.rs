@@ -153,7 +153,9 @@ Examples:
   pgshard migrate resolve 0007_captions --applied --only 17
   pgshard migrate resolve 0007_captions --not-applied --only 17")]
 #[command(
-    group = clap::ArgGroup::new("resolution").required(true).args(["applied", "accept_edit", "not_applied"]),
+    group = clap::ArgGroup::new("resolution")
+        .required(true)
+        .args(["applied", "accept_edit", "not_applied"]),
 )]
 pub(crate) struct MigrateResolve {
     /// The name of its file, with or without .sql

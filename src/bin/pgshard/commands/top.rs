@@ -326,8 +326,8 @@ fn show(report: &Report, output: &Output) {
     }
     if !report.without_statements.is_empty() {
         output.note(format_args!(
-            "no statistics of statements on {}: `CREATE EXTENSION pg_stat_statements` adds them, if \
-             shared_preload_libraries loads it",
+            "no statistics of statements on {}: `CREATE EXTENSION pg_stat_statements` adds them, \
+             if shared_preload_libraries loads it",
             report.without_statements.join(", ")
         ));
     }

@@ -51,8 +51,8 @@ impl Stage {
     pub(super) async fn client(&self, scene: &str) -> Played<Client> {
         let mut client = Client::start(&self.command, &self.path, self.patience)?;
         let open = json!({
-            "ask": "open", "scene": scene, "config": self.path, "shards": SHARDS, "key": "integer", "prefix": "shard_",
-            "hosts": self.hosts, "map": old_map(),
+            "ask": "open", "scene": scene, "config": self.path, "shards": SHARDS, "key": "integer",
+            "prefix": "shard_", "hosts": self.hosts, "map": old_map(),
         });
         client.request(&open).await?;
         Ok(client)

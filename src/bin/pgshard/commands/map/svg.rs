@@ -117,10 +117,11 @@ fn write(out: &mut String, picture: &Picture) -> std::fmt::Result {
                 r##"<rect x="{x}" y="{box_y:.1}" width="13" height="13" rx="2" fill="{fill}"/>"##
             )?;
             let text_x = x + 19.0;
-            writeln!(
+            write!(
                 out,
-                r##"<text x="{text_x}" y="{text_y:.1}" font-size="12" fill="#3e4c59">{words}</text>"##
+                r##"<text x="{text_x}" y="{text_y:.1}" font-size="12""##
             )?;
+            writeln!(out, r##" fill="#3e4c59">{words}</text>"##)?;
             x += 40.0 + words.len() as f64 * 6.6;
         }
     }
@@ -143,9 +144,10 @@ fn write_panel(
     let (head, end) = (top + 28.0, left + LEFT + GRID);
     let x = left + LEFT;
     // A host's name is of A-Z, a-z, 0-9, _ and -: nothing to escape.
+    write!(out, r##"<text x="{x}" y="{head:.1}" font-size="16""##)?;
     writeln!(
         out,
-        r##"<text x="{x}" y="{head:.1}" font-size="16" font-weight="600" fill="#1f2933">{}</text>"##,
+        r##" font-weight="600" fill="#1f2933">{}</text>"##,
         panel.host
     )?;
     let count = crate::output::counted(panel.cells.len(), "shard");
@@ -154,9 +156,10 @@ fn write_panel(
         .as_ref()
         .map(|(total, _)| format!(" · {total}"))
         .unwrap_or_default();
+    write!(out, r##"<text x="{end}" y="{head:.1}" font-size="12""##)?;
     writeln!(
         out,
-        r##"<text x="{end}" y="{head:.1}" font-size="12" text-anchor="end" fill="#52606d">{count}{total}</text>"##
+        r##" text-anchor="end" fill="#52606d">{count}{total}</text>"##
     )?;
     let bar = top + 40.0;
     if let Some((_, part)) = &panel.total {
@@ -183,9 +186,13 @@ fn write_panel(
         let y = grid + row as f64 * step;
         if let (0, Some(first)) = (row % every, cells.first()) {
             let (number_x, number_y) = (x - 6.0, y + side.min(9.0));
+            write!(
+                out,
+                r##"<text x="{number_x}" y="{number_y:.1}" font-size="9""##
+            )?;
             writeln!(
                 out,
-                r##"<text x="{number_x}" y="{number_y:.1}" font-size="9" text-anchor="end" fill="#8895a2">{}</text>"##,
+                r##" text-anchor="end" fill="#8895a2">{}</text>"##,
                 first.shard
             )?;
         }
@@ -200,11 +207,11 @@ fn write_panel(
             let radius = (side * 0.15).min(4.0);
             write!(
                 out,
-                r##"<rect x="{cell_x:.1}" y="{y:.1}" width="{side:.1}" height="{side:.1}" rx="{radius:.1}""##
+                r##"<rect x="{cell_x:.1}" y="{y:.1}" width="{side:.1}" height="{side:.1}""##
             )?;
             writeln!(
                 out,
-                r##" fill="{fill}"><title>shard {}{weight}</title></rect>"##,
+                r##" rx="{radius:.1}" fill="{fill}"><title>shard {}{weight}</title></rect>"##,
                 cell.shard
             )?;
         }

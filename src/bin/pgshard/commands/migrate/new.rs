@@ -33,8 +33,8 @@ roles, shared types
 --
 -- ALTER TABLE {shard}.photos ADD COLUMN caption text;
 --
--- A row with another shard's key is found by no query. A CHECK refuses it (docs/keys.md); {shards} \
-is the number of shards:
+-- A row with another shard's key is found by no query. A CHECK refuses it (docs/keys.md); \
+{shards} is the number of shards:
 -- ALTER TABLE {shard}.photos ADD CONSTRAINT photos_key CHECK ({condition});
 ";
 

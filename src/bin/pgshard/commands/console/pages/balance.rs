@@ -23,7 +23,8 @@ pub(super) fn page(seen: &Snapshot, spread: Spread) -> Page {
         nav.choices aria-label="What to spread" {
             span { "even out by" }
             @for (one, name, words) in Spread::ALL {
-                a href=(format!("/balance?by={name}")) aria-current=[(one == spread).then_some("true")] { (words) }
+                a href=(format!("/balance?by={name}"))
+                    aria-current=[(one == spread).then_some("true")] { (words) }
             }
         }
     };
@@ -51,15 +52,23 @@ fn summary(planning: &Planning, spread: Spread) -> Markup {
                 p { "Nothing to do: the fullest host is " (percent(plan.spread_before))
                     " above the lowest that is possible." }
             } @else {
-                p { b { (counted(plan.moves.len(), "move")) } ", " (size(bytes)) ", in " (counted(planning.waves,
-                    "wave"))
+                p {
+                    b { (counted(plan.moves.len(), "move")) }
+                    ", " (size(bytes)) ", in " (counted(planning.waves, "wave"))
                     ". The fullest host is " (percent(plan.spread_before))
-                    " above the lowest that is possible; afterwards " b { (percent(plan.spread_after)) } "." }
+                    " above the lowest that is possible; afterwards "
+                    b { (percent(plan.spread_after)) } "."
+                }
             }
             @if !planning.stays.is_empty() {
-                p { "Shards of open moves stay: " (short(&print_shards(planning.stays.iter().copied()))) }
+                p {
+                    "Shards of open moves stay: "
+                    (short(&print_shards(planning.stays.iter().copied())))
+                }
             }
-            @for unmet in plan.unmet.iter().take(MOVES_MAX) { p.badly { (text(&unmet.to_string())) } }
+            @for unmet in plan.unmet.iter().take(MOVES_MAX) {
+                p.badly { (text(&unmet.to_string())) }
+            }
             p { "See it in the terminal, then do it: \
                 " (command(format!("pgshard rebalance --by {} --plan",
                 spread.name())))
@@ -88,8 +97,9 @@ fn hosts(planning: &Planning) -> Markup {
         h2 { "Hosts, before and after" }
         div.scroll { table {
             thead { tr {
-                th { "host" } th.right { "share" } th.right { "shards" } th.right { "after" } th.right { "weight" }
-                th.right { "after" } th.right { "of its share" } th.right { "after" } th.wide { "before, after" }
+                th { "host" } th.right { "share" } th.right { "shards" } th.right { "after" }
+                th.right { "weight" } th.right { "after" } th.right { "of its share" }
+                th.right { "after" } th.wide { "before, after" }
             } }
             tbody { @for host in &plan.hosts { tr {
                 th scope="row" { (host.host.as_str()) }
@@ -97,8 +107,12 @@ fn hosts(planning: &Planning) -> Markup {
                 td.right { (host.before.shards) } td.right { (host.after.shards) }
                 td.right { (format_weight(by, host.before.weight)) }
                 td.right { (format_weight(by, host.after.weight)) }
-                td.right { (of_share(host, &host.before)) } td.right { (of_share(host, &host.after)) }
-                td { (draw::bar(host.before.part / most, "before")) (draw::bar(host.after.part / most, "after")) }
+                td.right { (of_share(host, &host.before)) }
+                td.right { (of_share(host, &host.after)) }
+                td {
+                    (draw::bar(host.before.part / most, "before"))
+                    (draw::bar(host.after.part / most, "after"))
+                }
             } } }
         } }
     }
@@ -112,9 +126,12 @@ fn moves(planning: &Planning) -> Markup {
     html! {
         h2 { (counted(moves.len(), "move")) }
         div.scroll { table {
-            thead { tr { th.right { "shard" } th { "from" } th { "to" } th.right { "size" } th { "why" } } }
+            thead { tr {
+                th.right { "shard" } th { "from" } th { "to" } th.right { "size" } th { "why" }
+            } }
             tbody { @for one in moves.iter().take(MOVES_MAX) { tr {
-                td.right { (shard_link(one.shard)) } td { (one.source.as_str()) } td { (one.target.as_str()) }
+                td.right { (shard_link(one.shard)) }
+                td { (one.source.as_str()) } td { (one.target.as_str()) }
                 td.right { (size(one.bytes)) } td { (text(&one.reason.to_string())) }
             } } }
         } }

@@ -29,8 +29,8 @@ pub(super) fn steps(steps: &[(String, f64)]) -> Markup {
             rect.track width="1000" height="20" {}
             @for (at, (name, ms)) in steps.iter().enumerate() {
                 @let width = if whole > 0.0 { ms / whole * 1000.0 } else { 0.0 };
-                rect class=(format!("s{}", at % 8)) x=(format!("{left:.1}")) width=(format!("{width:.1}"))
-                    height="20" {
+                rect class=(format!("s{}", at % 8)) x=(format!("{left:.1}"))
+                    width=(format!("{width:.1}")) height="20" {
                     title { (name) ": " (milliseconds(*ms)) }
                 }
                 @let () = left += width;
@@ -38,9 +38,12 @@ pub(super) fn steps(steps: &[(String, f64)]) -> Markup {
         }
         ul.legend {
             @for (at, (name, ms)) in steps.iter().enumerate() {
-                li { svg.swatch viewBox="0 0 10 10" aria-hidden="true" { rect class=(format!("s{}", at % 8))
-                    width="10" height="10" {} }
-                    (name) " " b { (milliseconds(*ms)) } }
+                li {
+                    svg.swatch viewBox="0 0 10 10" aria-hidden="true" {
+                        rect class=(format!("s{}", at % 8)) width="10" height="10" {}
+                    }
+                    (name) " " b { (milliseconds(*ms)) }
+                }
             }
         }
     }
@@ -76,15 +79,17 @@ pub(super) fn histogram(columns: &[(String, usize)], title: &str) -> Markup {
         .map(|(name, count)| format!("{name}: {count}"))
         .collect();
     html! {
-        svg.histogram viewBox=(format!("0 0 {width} 170")) role="img" aria-label=(format!("{title}: {}",
-            told.join("; "))) {
+        svg.histogram viewBox=(format!("0 0 {width} 170")) role="img"
+            aria-label=(format!("{title}: {}", told.join("; "))) {
             @for (at, (name, count)) in columns.iter().enumerate() {
                 @let high = *count as f64 / most * HIGH;
                 @let (x, middle) = (at * WIDE + 4, at * WIDE + WIDE / 2);
                 rect.column x=(x) y=(format!("{:.1}", 20.0 + HIGH - high)) width=(WIDE - 8)
                     height=(format!("{high:.1}")) rx="3" {}
                 @if *count > 0 {
-                    text x=(middle) y=(format!("{:.1}", 14.0 + HIGH - high)) text-anchor="middle" { (count) }
+                    text x=(middle) y=(format!("{:.1}", 14.0 + HIGH - high)) text-anchor="middle" {
+                        (count)
+                    }
                 }
                 text.faint x=(middle) y="160" text-anchor="middle" { (name) }
             }

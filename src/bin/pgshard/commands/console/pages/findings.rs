@@ -54,7 +54,9 @@ fn summary(findings: &[&Finding]) -> Markup {
             @if findings.is_empty() { p { b { "ok: " } "config, map and hosts are as they should \
                 be, and agree." } }
             @else {
-                p { @for one in severities { @if count(one) > 0 { (severity(one)) " " (count(one)) " " } } }
+                p { @for one in severities {
+                    @if count(one) > 0 { (severity(one)) " " (count(one)) " " }
+                } }
             }
             p.faint { "As " (command("pgshard check")) " says it. It can look deeper: "
                 (command("pgshard check --ddl")) " "
@@ -75,7 +77,10 @@ fn kind(
                 @if alike.len() > 1 { span.faint { (counted(alike.len(), "finding")) } } }
             @for finding in alike.iter().take(ALIKE_MAX) {
                 div.finding {
-                    p { @if let Some(host) = &finding.host { b { (host.as_str()) } ": " } (text(&finding.message)) }
+                    p {
+                        @if let Some(host) = &finding.host { b { (host.as_str()) } ": " }
+                        (text(&finding.message))
+                    }
                     @let shards = print_shards(finding.shards.iter().copied());
                     @if !shards.is_empty() && !finding.message.contains(&shards) {
                         p { "shards " (short(&shards)) }

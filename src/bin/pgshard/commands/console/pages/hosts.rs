@@ -46,9 +46,15 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
     html! {
         article.card.host.silent[is_silent] {
             h2 { (config.name.as_str()) " "
-                @if is_silent { span.badge.silent { (not_read(found)) } } @else { span.badge.good { "answers" } }
-                @if let Some(status) = found.and_then(|host| host.status.as_ref()).filter(|_| !is_silent) {
-                    span.faint { " PostgreSQL " (status.version / 10_000) "." (status.version % 10_000) }
+                @if is_silent { span.badge.silent { (not_read(found)) } }
+                @else { span.badge.good { "answers" } }
+                @if let Some(status) = found
+                    .and_then(|host| host.status.as_ref())
+                    .filter(|_| !is_silent)
+                {
+                    span.faint {
+                        " PostgreSQL " (status.version / 10_000) "." (status.version % 10_000)
+                    }
                     @if status.in_recovery { " " span.badge.warning { "a standby" } }
                 }
                 @if let Some(at) = found.and_then(|host| host.seen_at).filter(|_| !is_silent) {
@@ -62,7 +68,10 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
             } @else if let Some(host) = found {
                 (numbers(seen, config, host, share))
                 @if let Some(facts) = seen.facts(&config.name) { (settings(&config.name, facts)) }
-                @if let Some(streams) = &host.streams { (slots(&streams.slots)) (readers(&streams.readers)) }
+                @if let Some(streams) = &host.streams {
+                    (slots(&streams.slots))
+                    (readers(&streams.readers))
+                }
                 p { (command(format!("pgshard drain {} --plan", config.name))) }
             }
         }
@@ -92,11 +101,18 @@ fn numbers(seen: &Snapshot, config: &HostConfig, host: &Host, share: f64) -> Mar
     html! {
         dl {
             dt { "shards" }
-            dd { (host.shards.map_or_else(|| "not bootstrapped".to_owned(), |shards| shards.to_string()))
-                span.faint { @if let Some(part) = part { ", " (percent(part)) " of all" }
+            dd {
+                (host.shards.map_or_else(
+                    || "not bootstrapped".to_owned(),
+                    |shards| shards.to_string(),
+                ))
+                span.faint {
+                    @if let Some(part) = part { ", " (percent(part)) " of all" }
                     "; its share is " (percent(share))
-                    @if let Some(most) = config.limits.shards_max { ", " (most) " at most" } }
-                @if let Some(part) = part { (draw::bar(part, "after")) } }
+                    @if let Some(most) = config.limits.shards_max { ", " (most) " at most" }
+                }
+                @if let Some(part) = part { (draw::bar(part, "after")) }
+            }
             dt { "size" }
             dd { (host.load.as_ref().map_or_else(|| "unknown".to_owned(), |load| size(load.bytes)))
                 span.faint { ", of its shards "
@@ -145,9 +161,14 @@ fn settings(name: &HostName, facts: &HostFacts) -> Markup {
         details id=(format!("settings-{name}")) {
             summary { "Settings that matter" }
             dl.small {
-                @for (name, value) in &facts.settings { dt { (text(name)) } dd { code { (text(value)) } } }
-                dt { "role that asks" } dd { (text(&facts.server.role)) @if facts.server.is_superuser {
-                    ", a superuser" } }
+                @for (name, value) in &facts.settings {
+                    dt { (text(name)) } dd { code { (text(value)) } }
+                }
+                dt { "role that asks" }
+                dd {
+                    (text(&facts.server.role))
+                    @if facts.server.is_superuser { ", a superuser" }
+                }
                 dt { "room for locks" } dd { (facts.server.lock_slots) }
             }
         }
@@ -158,7 +179,9 @@ fn slots(slots: &[Slot]) -> Markup {
     html! {
         @if !slots.is_empty() {
             div.scroll { table {
-                thead { tr { th { "slot" } th { "read" } th.right { "WAL kept" } th.right { "behind" } } }
+                thead { tr {
+                    th { "slot" } th { "read" } th.right { "WAL kept" } th.right { "behind" }
+                } }
                 tbody { @for slot in slots { tr {
                     td { code { (text(&slot.name)) } " " span.faint { (kind(slot)) } }
                     td { @if slot.active { "now" } @else { span.badge.warning { "by none" } } }
@@ -200,12 +223,16 @@ fn readers(readers: &[StreamReader]) -> Markup {
     html! {
         @if !readers.is_empty() {
             div.scroll { table {
-                thead { tr { th { "standby, or who else streams" } th { "state" } th.right { "behind" } th.right {
-                    "for" } } }
+                thead { tr {
+                    th { "standby, or who else streams" } th { "state" } th.right { "behind" }
+                    th.right { "for" }
+                } }
                 tbody { @for reader in readers { tr {
                     td { (own(&reader.name)) }
-                    td { @if reader.state.is_none() { span.faint { "told to pg_monitor only" } }
-                        @else { (own(&reader.state)) " " span.faint { (own(&reader.sync_state)) } } }
+                    td {
+                        @if reader.state.is_none() { span.faint { "told to pg_monitor only" } }
+                        @else { (own(&reader.state)) " " span.faint { (own(&reader.sync_state)) } }
+                    }
                     td.right { (reader.lag_bytes.map_or_else(|| "-".to_owned(), size)) }
                     td.right { (reader.lag_ms.map_or_else(|| "-".to_owned(), draw::milliseconds)) }
                 } } }

@@ -29,11 +29,13 @@ pub(super) fn page(config: &Config, scheme: &str, id: &str) -> Page {
         h1 { "IDs" }
         form.search action="/ids" {
             label for="id" { "ID" }
-            input #id name="q" value=(id) autocomplete="off" spellcheck="false" size="40" maxlength="64"
-                placeholder="3217563542970761261";
+            input #id name="q" value=(id) autocomplete="off" spellcheck="false" size="40"
+                maxlength="64" placeholder="3217563542970761261";
             label for="scheme" { "kind" }
             select #scheme name="scheme" {
-                @for (_, name, words) in SCHEMES { option value=(name) selected[name == chosen.1] { (words) } }
+                @for (_, name, words) in SCHEMES {
+                    option value=(name) selected[name == chosen.1] { (words) }
+                }
             }
             button { "take apart" }
         }
@@ -62,7 +64,9 @@ fn decoded(config: &Config, scheme: Scheme, name: &str, id: &str) -> Markup {
             div.card {
                 dl {
                     dt { "ID" } dd { code { (text(&decoded.id)) } }
-                    @for (name, field) in &decoded.fields { dt { (name) } dd { (text(&field.to_string())) } }
+                    @for (name, field) in &decoded.fields {
+                        dt { (name) } dd { (text(&field.to_string())) }
+                    }
                 }
                 p { (command(format!("pgshard id decode --scheme {name} {}", decoded.id))) }
             }

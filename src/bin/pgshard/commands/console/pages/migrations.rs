@@ -86,16 +86,18 @@ fn files(status: &Status) -> Markup {
         @if !files.is_empty() {
             div.scroll { table {
                 thead { tr {
-                    th { "file" } th.right { "applied" } th.right { "pending" } th.right { "changed" } th.right {
-                        "failed" }
+                    th { "file" } th.right { "applied" } th.right { "pending" }
+                    th.right { "changed" } th.right { "failed" }
                     th.wide { "applied, of all" }
                 } }
                 tbody { @for one in files {
                     @let (pending, failed) = (how_many(&one.pending), how_many(&one.failed));
                     @let all = (one.applied + pending).max(1);
                     tr class=[(!one.failed.is_empty()).then_some("bad")] {
-                        th scope="row" { (text(&one.name)) @if !one.in_folder { " " span.badge.notice { "no file" }
-                            } }
+                        th scope="row" {
+                            (text(&one.name))
+                            @if !one.in_folder { " " span.badge.notice { "no file" } }
+                        }
                         td.right { (one.applied) }
                         td.right title=(one.pending) { (pending) }
                         td.right title=(one.changed) { (how_many(&one.changed)) }

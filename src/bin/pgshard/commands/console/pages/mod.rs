@@ -138,7 +138,10 @@ fn status(view: &View) -> Markup {
         span { "seen at " time datetime=(seen.at.to_string()) { (words::clock(seen.at)) } " UTC"
             @if seen.moves_at > seen.at {
                 ", open moves at "
-                time datetime=(seen.moves_at.to_string()) { (words::clock(seen.moves_at)) } " UTC" } }
+                time datetime=(seen.moves_at.to_string()) { (words::clock(seen.moves_at)) }
+                " UTC"
+            }
+        }
         span.faint { ", in " (took) " ms, every " (view.floor.as_secs()) " s" }
     }
 }
@@ -165,7 +168,9 @@ pub(super) fn whole(page: &Page, uri: &Uri, view: &View) -> Markup {
                     nav aria-label="Pages" {
                         a.brand href="/shards" { "pgshard" }
                         @for (href, words) in TABS {
-                            a href=(href) aria-current=[(href == page.tab).then_some("page")] { (words) }
+                            a href=(href) aria-current=[(href == page.tab).then_some("page")] {
+                                (words)
+                            }
                         }
                     }
                     p #status.live { (status(view)) }
@@ -180,7 +185,8 @@ pub(super) fn whole(page: &Page, uri: &Uri, view: &View) -> Markup {
                     span #connection role="status" {}
                     " It reads only: what changes something is a command to type. The same as \
                         JSON: "
-                    a href="/api/map" { "/api" } ", for Prometheus: " a href="/metrics" { "/metrics" } "."
+                    a href="/api/map" { "/api" } ", for Prometheus: "
+                    a href="/metrics" { "/metrics" } "."
                 }
             }
         }

@@ -71,7 +71,11 @@ pub(super) fn pause(entry: &Entry) -> Option<f64> {
 
 /// A link to the page of a move, by the end of its ID: the beginning is the time.
 fn link(id: &str) -> Markup {
-    html! { a href=(format!("/moves/{id}")) title=(id) { code { (id.rsplit('-').next().unwrap_or(id)) } } }
+    html! {
+        a href=(format!("/moves/{id}")) title=(id) {
+            code { (id.rsplit('-').next().unwrap_or(id)) }
+        }
+    }
 }
 
 /// An open move.
@@ -80,8 +84,8 @@ fn card(one: &MoveListing, followed: Option<&OpenMove>) -> Markup {
         article.card {
             h2 { "Move " (link(&one.r#move)) " " span.badge.notice { (one.phase) }
                 @if one.desired != "go" { " " span.badge.warning { "told to " (one.desired) } } }
-            p { "shards " (short(&one.shards)) " from " b { (one.source) } " to " b { (one.target) } ", since "
-                (begun(&one.since)) " UTC" }
+            p { "shards " (short(&one.shards)) " from " b { (one.source) } " to " b { (one.target) }
+                ", since " (begun(&one.since)) " UTC" }
             p { @if one.at_work.is_empty() { span.badge.warning { "no command works on it" } }
                 @else { "at work: " (text(&one.at_work.join("; "))) } }
             @if let Some(open) = followed { (live(open)) }
@@ -101,15 +105,20 @@ pub(super) fn live(open: &OpenMove) -> Markup {
     html! {
         @if let Some(rate) = &open.rate { p { (told::rate_words(rate)) } }
         div.scroll { table {
-            thead { tr { th.right { "shard" } th { "phase" } th.right { "chunks" } th.wide { "copied" }
-                th.right { "rows" } th.right { "bytes" } th.right { "attempt" } th { "" } } }
+            thead { tr {
+                th.right { "shard" } th { "phase" } th.right { "chunks" } th.wide { "copied" }
+                th.right { "rows" } th.right { "bytes" } th.right { "attempt" } th { "" }
+            } }
             tbody { @for shard in progress.shards.iter().take(SHARDS_MAX) { (row(shard)) } }
         } }
-        @if progress.shards.len() > SHARDS_MAX { p.faint { "and " (counted(progress.shards.len() - SHARDS_MAX,
-            "shard")) " more" } }
+        @if progress.shards.len() > SHARDS_MAX {
+            p.faint { "and " (counted(progress.shards.len() - SHARDS_MAX, "shard")) " more" }
+        }
         @for stream in &progress.streams { p { (text(&told::stream(stream))) } }
         @for stream in &progress.reverse_streams { p { (text(&told::reverse(stream))) } }
-        @for (host, error) in &progress.unknown { p.badly { (host.as_str()) ": " (text(&error.to_string())) } }
+        @for (host, error) in &progress.unknown {
+            p.badly { (host.as_str()) ": " (text(&error.to_string())) }
+        }
     }
 }
 
@@ -149,9 +158,12 @@ fn histogram(pauses: &[f64]) -> Markup {
         h2 { "How long shards were closed" }
         div.card {
             (draw::histogram(&columns, "pauses"))
-            p { (counted(pauses.len(), "pause")) ", the median " b { (draw::milliseconds(median)) } ", the longest "
-                b { (draw::milliseconds(longest)) } ". " span.faint { "A column has those up to \
-                    its number." } }
+            p {
+                (counted(pauses.len(), "pause"))
+                ", the median " b { (draw::milliseconds(median)) }
+                ", the longest " b { (draw::milliseconds(longest)) } ". "
+                span.faint { "A column has those up to its number." }
+            }
         }
     }
 }
@@ -161,15 +173,18 @@ fn table(ended: &[&MoveListing]) -> Markup {
         @if !ended.is_empty() {
             h2 { "At an end" }
             div.scroll { table {
-                thead { tr { th { "move" } th { "shards" } th { "from" } th { "to" } th { "phase" } th { "since" }
-                    th { "audit" }
-                    th { "way back" } th.right { "WAL kept" } th { "next" } } }
+                thead { tr {
+                    th { "move" } th { "shards" } th { "from" } th { "to" } th { "phase" }
+                    th { "since" } th { "audit" } th { "way back" } th.right { "WAL kept" }
+                    th { "next" }
+                } }
                 tbody { @for one in ended.iter().take(ENDED_MAX) { tr {
-                    td.whole { (link(&one.r#move)) } td { (short(&one.shards)) } td { (one.source) } td {
-                        (one.target) }
+                    td.whole { (link(&one.r#move)) } td { (short(&one.shards)) }
+                    td { (one.source) } td { (one.target) }
                     td { (one.phase) } td.whole { (begun(&one.since)) }
                     td { (audit(&one.audit)) } td { (text(&one.back)) }
-                    td.right { (one.back_wal_kept.map_or_else(|| "-".to_owned(), size)) } td { (one.next) }
+                    td.right { (one.back_wal_kept.map_or_else(|| "-".to_owned(), size)) }
+                    td { (one.next) }
                 } } }
             } }
             @if ended.len() > ENDED_MAX { p.faint { "and " (ended.len() - ENDED_MAX) " more: "
@@ -204,19 +219,23 @@ pub(super) fn audit(word: &str) -> Markup {
 pub(super) fn entries(entries: &[&Entry]) -> Markup {
     html! {
         div.scroll { table {
-            thead { tr { th { "move" } th { "from" } th { "to" } th { "phase" } th.right { "rows" } th.right {
-                "closed for" }
-                th { "audit" } th { "way back" } th { "changed" } } }
+            thead { tr {
+                th { "move" } th { "from" } th { "to" } th { "phase" } th.right { "rows" }
+                th.right { "closed for" } th { "audit" } th { "way back" } th { "changed" }
+            } }
             tbody { @for entry in entries { tr {
-                td.whole { (link(&entry.id.to_string())) } td { (entry.source.as_str()) } td {
-                    (entry.target.as_str()) }
+                td.whole { (link(&entry.id.to_string())) } td { (entry.source.as_str()) }
+                td { (entry.target.as_str()) }
                 td { (entry.phase.as_str()) }
                 td.right { (entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string())) }
                 td.right { (pause(entry).map_or_else(|| "-".to_owned(), draw::milliseconds)) }
-                td { (audit(audit_word(&entry.audit))) } td { (text(&back(entry.reverse.as_ref()))) }
+                td { (audit(audit_word(&entry.audit))) }
+                td { (text(&back(entry.reverse.as_ref()))) }
                 td.whole { (day_and_clock(entry.updated_at)) }
             }
-            @if let Some(error) = &entry.last_error { tr.bad.more { td colspan="9" { (advice(error)) } } } } }
+            @if let Some(error) = &entry.last_error {
+                tr.bad.more { td colspan="9" { (advice(error)) } }
+            } } }
         } }
     }
 }

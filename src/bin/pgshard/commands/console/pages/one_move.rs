@@ -76,12 +76,19 @@ fn summary(first: &Entry, entries: &[&Entry]) -> Markup {
     };
     html! {
         div.card {
-            p { "shards " (short(&print_shards(entries.iter().map(|entry| entry.shard)))) " from " b {
-                (first.source.as_str()) }
-                " to " b { (first.target.as_str()) } ", " (first.mode.as_str()) }
-            p { span.badge.notice { (least.as_str()) } ", begun " (day_and_clock(first.created_at)) " UTC"
-                @if let Some(rollback_of) = first.rollback_of { ", a rollback of " a href=(format!("/moves/{rollback_of}")) {
-                    code { (rollback_of.to_string()) } } } }
+            p {
+                "shards " (short(&print_shards(entries.iter().map(|entry| entry.shard))))
+                " from " b { (first.source.as_str()) }
+                " to " b { (first.target.as_str()) } ", " (first.mode.as_str())
+            }
+            p {
+                span.badge.notice { (least.as_str()) }
+                ", begun " (day_and_clock(first.created_at)) " UTC"
+                @if let Some(rollback_of) = first.rollback_of {
+                    ", a rollback of "
+                    a href=(format!("/moves/{rollback_of}")) { code { (rollback_of.to_string()) } }
+                }
+            }
             (moves::commands(first.id, verbs))
         }
     }
@@ -102,14 +109,20 @@ fn comes_next(entry: &Entry) -> &'static str {
 fn table(entries: &[&Entry]) -> Markup {
     html! {
         div.scroll { table {
-            thead { tr { th.right { "shard" } th { "phase" } th.right { "attempt" } th.right { "rows" } th.right {
-                "closed for" }
-                th { "audit" } th { "way back" } th { "at work" } } }
+            thead { tr {
+                th.right { "shard" } th { "phase" } th.right { "attempt" } th.right { "rows" }
+                th.right { "closed for" } th { "audit" } th { "way back" } th { "at work" }
+            } }
             tbody { @for entry in entries.iter().take(512) {
                 tr {
-                    td.right { (shard_link(entry.shard)) } td { (entry.phase.as_str()) } td.right { (entry.attempt) }
-                    td.right { (entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string())) }
-                    td.right { (moves::pause(entry).map_or_else(|| "-".to_owned(), draw::milliseconds)) }
+                    td.right { (shard_link(entry.shard)) } td { (entry.phase.as_str()) }
+                    td.right { (entry.attempt) }
+                    td.right {
+                        (entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()))
+                    }
+                    td.right {
+                        (moves::pause(entry).map_or_else(|| "-".to_owned(), draw::milliseconds))
+                    }
                     td { (moves::audit(super::super::super::moves::audit_word(&entry.audit))) }
                     td { (text(&super::super::super::moves::back(entry.reverse.as_ref()))) }
                     td { (text(&worker(entry))) }
@@ -151,14 +164,18 @@ fn timelines(entries: &[&Entry]) -> Markup {
                         filled" }
                         (draw::steps(&open)) }
                     @if !closed.is_empty() {
-                        p.small { "while it was closed, " (moves::pause(entry).map_or_else(String::new,
-                            draw::milliseconds)) " in all" }
+                        p.small {
+                            "while it was closed, "
+                            (moves::pause(entry).map_or_else(String::new, draw::milliseconds))
+                            " in all"
+                        }
                         (draw::steps(&closed))
                     }
                 }
             }
-            @if timed.len() > TIMELINES_MAX { p.faint { "and " (counted(timed.len() - TIMELINES_MAX, "shard"))
-                " more" } }
+            @if timed.len() > TIMELINES_MAX {
+                p.faint { "and " (counted(timed.len() - TIMELINES_MAX, "shard")) " more" }
+            }
         }
     }
 }

@@ -25,8 +25,12 @@ pub(super) fn page(seen: &Snapshot, config: &Config, shard: ShardId) -> Page {
     let fixed = html! {
         h1 { (title) }
         nav.choices aria-label="Neighbours" {
-            @if number > 0 { a href=(format!("/shards/{}", number - 1)) rel="prev" { "shard " (number - 1) } }
-            @if number < last { a href=(format!("/shards/{}", number + 1)) rel="next" { "shard " (number + 1) } }
+            @if number > 0 {
+                a href=(format!("/shards/{}", number - 1)) rel="prev" { "shard " (number - 1) }
+            }
+            @if number < last {
+                a href=(format!("/shards/{}", number + 1)) rel="next" { "shard " (number + 1) }
+            }
             a href=(format!("/shards?kind=shard&q={number}")) { "in the grid" }
         }
     };
@@ -98,8 +102,12 @@ fn by_hosts(seen: &Snapshot, shard: ShardId) -> Markup {
                 } }
                 @if let Some(incoming) = incoming { tr {
                     th scope="row" { (name.as_str()) }
-                    td { span.badge.notice { @if incoming.ready { "coming, ready" } @else { "coming" } } " from "
-                        (incoming.source.as_str()) }
+                    td {
+                        span.badge.notice {
+                            @if incoming.ready { "coming, ready" } @else { "coming" }
+                        }
+                        " from " (incoming.source.as_str())
+                    }
                     td.right { (incoming.epoch.get()) } td {}
                 } }
             } }
@@ -128,7 +136,10 @@ fn findings(seen: &Snapshot, shard: ShardId) -> Markup {
             h2 { "Findings" }
             @for finding in found {
                 div class=(format!("card {}", finding.severity.as_str())) {
-                    p { (severity(finding.severity)) " " code { (finding.code) } " " (text(&finding.message)) }
+                    p {
+                        (severity(finding.severity)) " " code { (finding.code) } " "
+                        (text(&finding.message))
+                    }
                     p.remedy { b { "Remedy: " } (advice(&finding.remedy)) }
                 }
             }

@@ -92,8 +92,9 @@ fn search(shade: Shade, version: Option<u64>, sought: Option<&Sought>) -> Markup
                     option value=(name) selected[name == kind] { (words) }
                 }
             }
-            input #q name="q" value=(sought.map_or("", |sought| sought.text.as_str())) aria-label="what to find"
-                autocomplete="off" spellcheck="false" maxlength="200" placeholder="31341";
+            input #q name="q" value=(sought.map_or("", |sought| sought.text.as_str()))
+                aria-label="what to find" autocomplete="off" spellcheck="false" maxlength="200"
+                placeholder="31341";
             input type="hidden" name="by" value=(shade.name());
             @if let Some(version) = version { input type="hidden" name="version" value=(version); }
             button { "find" }
@@ -109,8 +110,8 @@ fn choices(shade: Shade, version: Option<u64>) -> Markup {
         nav.choices aria-label="What the cells show" {
             span { "cells by" }
             @for (one, name, words) in Shade::ALL {
-                a href=(format!("/shards?by={name}{version}")) aria-current=[(one == shade).then_some("true")] {
-                    (words) }
+                a href=(format!("/shards?by={name}{version}"))
+                    aria-current=[(one == shade).then_some("true")] { (words) }
             }
         }
     }
@@ -161,7 +162,9 @@ fn answer(found: Result<ShardLocation, Failure>) -> Markup {
         },
         Ok(found) => html! {
             div.card.found {
-                dl.row { @for (name, value) in found.pairs() { dt { (name) } dd { (text(&value)) } } }
+                dl.row { @for (name, value) in found.pairs() {
+                    dt { (name) } dd { (text(&value)) }
+                } }
                 p { a href=(format!("/shards/{}", found.shard())) { "shard " (found.shard()) } " "
                     (command(format!("pgshard psql --shard {}", found.shard()))) }
             }
@@ -246,8 +249,8 @@ impl Grid<'_> {
             .collect();
         html! {
             p {
-                b { (counted(self.map.shards().get().into(), "shard")) } " on " (counted(self.map.hosts().len(),
-                    "host"))
+                b { (counted(self.map.shards().get().into(), "shard")) }
+                " on " (counted(self.map.hosts().len(), "host"))
                 ", map version " (self.map.version().get())
                 @if let Some(at) = published_at { ", published " (day_and_clock(at)) " UTC: " b {
                     "not the map of today" } }
@@ -338,7 +341,10 @@ impl Grid<'_> {
                     @if is_silent {
                         " " span.badge.silent { "no answer" }
                         @if let Some(at) = self.seen.heard.get(host) {
-                            span.faint { " since " time datetime=(at.to_string()) { (super::words::clock(*at)) } }
+                            span.faint {
+                                " since "
+                                time datetime=(at.to_string()) { (super::words::clock(*at)) }
+                            }
                         }
                     }
                 }

@@ -67,7 +67,10 @@ pub(super) fn no_map(seen: &Snapshot) -> Markup {
                 " a href="/hosts" { "Hosts" } ". "
                 (command("pgshard check")) }
             @for finding in seen.findings() {
-                p { (severity(finding.severity)) " " code { (finding.code) } " " (text(&finding.message)) }
+                p {
+                    (severity(finding.severity)) " " code { (finding.code) } " "
+                    (text(&finding.message))
+                }
                 p.remedy { b { "Remedy: " } (advice(&finding.remedy)) }
             }
         }
