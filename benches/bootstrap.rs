@@ -6,7 +6,8 @@
 //! what counts where each has as many cores as it can use, and hardly depends on what else the
 //! machine does.
 //!
-//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N] [--major N] [--throwaway]`
+//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N]
+//! [--major N] [--throwaway]`
 //!
 //! `survey` and `survey, clocks` are what `pgshard check` reads of the hosts, without and with the
 //! clocks of all shards' IDs.

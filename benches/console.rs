@@ -4,7 +4,8 @@
 //! report the same, each run once. In Chromium, the first paint of the grid, and an update of all
 //! of it.
 //!
-//! `cargo bench --bench console -- [--shards N] [--hosts N] [--servers N] [--viewers N] [--seconds N] [--major N]`
+//! `cargo bench --bench console -- [--shards N] [--hosts N] [--servers N] [--viewers N]
+//! [--seconds N] [--major N]`
 //!
 //! A shard has no tables but what pgshard makes: bootstrapping so many takes most of the time.
 

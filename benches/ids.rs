@@ -2,7 +2,8 @@
 //! with the function that "Sharding & IDs at Instagram" published, on the same server, one after
 //! the other in each round. Prints medians and ratios.
 //!
-//! `cargo bench --bench ids -- [--rows N] [--rounds N] [--ids N] [--turns N] [--seconds N] [--major N]`
+//! `cargo bench --bench ids -- [--rows N] [--rounds N] [--ids N] [--turns N] [--seconds N]
+//! [--major N]`
 //!
 //! - ns per ID in `INSERT … SELECT` of `--rows` rows, the same rows with a constant in the place of
 //!   the ID taken off;

@@ -4,7 +4,8 @@
 //! Then `check --ddl` over all of it. Prints times, medians and ratios, and the processor time of
 //! servers and client.
 //!
-//! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N] [--throwaway]`
+//! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N]
+//! [--throwaway]`
 //!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that
 //! off.

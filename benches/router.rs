@@ -18,8 +18,8 @@
 //! - a server process's memory after 20 statements on each of 4096 shards, with the bound on
 //!   prepared statements and without.
 //!
-//! `cargo bench --bench router -- [points] [limit] [cancelling] [ids] [sessions] [memory] [--seconds N] [--rounds N]`;
-//! without a name, all of them.
+//! `cargo bench --bench router -- [points] [limit] [cancelling] [ids] [sessions] [memory]
+//! [--seconds N] [--rounds N]`; without a name, all of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

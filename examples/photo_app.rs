@@ -10,7 +10,8 @@
 //! PGSHARD_CONFIG=photo_dev/pgshard.toml cargo run --example photo_app
 //!
 //! curl -X POST localhost:3000/users -H content-type:application/json -d '{"name": "Ada"}'
-//! curl -X POST localhost:3000/users/USER/photos -H content-type:application/json -d '{"title": "Prague"}'
+//! curl -X POST localhost:3000/users/USER/photos -H content-type:application/json \
+//!     -d '{"title": "Prague"}'
 //! curl -X PUT  localhost:3000/photos/ID/likes/USER
 //! curl         localhost:3000/photos/ID
 //! curl        'localhost:3000/users/USER/photos?since=7d'

@@ -314,6 +314,7 @@ mod tests {
     }
 
     targets! {
-        config, connection_string, frames, ids, map, messages, pgoutput, pgpass, script, service, stream, template,
+        config, connection_string, frames, ids, map, messages, pgoutput, pgpass, script, service,
+        stream, template,
     }
 }

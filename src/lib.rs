@@ -32,11 +32,13 @@
 //! let id: i64 = row.get(0);
 //!
 //! // The ID knows its shard.
-//! let photo = router.by_id(id)?.query_one("SELECT title FROM {shard}.photos WHERE id = $1", &[&id]).await?;
+//! let select = "SELECT title FROM {shard}.photos WHERE id = $1";
+//! let photo = router.by_id(id)?.query_one(select, &[&id]).await?;
 //!
 //! // A transaction on one shard. It is run again, whole, if the shard moves meanwhile.
 //! router.by_id(id)?.transaction(async |tx| {
-//!     tx.execute("INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2)", &[&id, &user]).await?;
+//!     let insert = "INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2)";
+//!     tx.execute(insert, &[&id, &user]).await?;
 //!     tx.execute("UPDATE {shard}.photos SET likes = likes + 1 WHERE id = $1", &[&id]).await
 //! }).await?;
 //!

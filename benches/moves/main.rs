@@ -14,7 +14,8 @@
 //! * `wave`: 500 small shards in one move, which share a slot, compared with a move for each (a
 //!   sample, because of its time).
 //!
-//! `cargo bench --bench moves -- [large] [pause] [many] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N] [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
+//! `cargo bench --bench moves -- [large] [pause] [many] [wave] [--size MB] [--runs N] [--moves N]
+//! [--rate N] [--rows N] [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
 //!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that
 //! off. Writers, mover and both servers share this machine.

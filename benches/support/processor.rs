@@ -87,7 +87,8 @@ fn client_ticks() -> f64 {
 }
 
 /// Hundredths of a second; `None` where there is no /proc. After a process's name, which may hold
-/// anything, its state is the first field, utime and stime are 11 and 12, cutime and cstime 13 and 14.
+/// anything, its state is the first field, utime and stime are 11 and 12, cutime and cstime 13 and
+/// 14.
 fn ticks(process: &str, fields: std::ops::Range<usize>) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let all: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -48,7 +48,8 @@ pub enum ConnectError {
 /// let insert = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
 /// let row = router.by_key(user).query_one(insert, &[&user, &"Prague"]).await?;
 /// let id: i64 = row.get(0);
-/// let photo = router.by_id(id)?.query_one("SELECT * FROM {shard}.photos WHERE id = $1", &[&id]).await?;
+/// let select = "SELECT * FROM {shard}.photos WHERE id = $1";
+/// let photo = router.by_id(id)?.query_one(select, &[&id]).await?;
 /// # Ok(()) }
 /// ```
 ///

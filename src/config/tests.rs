@@ -449,9 +449,12 @@ proptest! {
         prop_assert_eq!(config.hosts.len(), settings.hosts.len());
         for host in settings.hosts {
             let read = &config.hosts[&host.name];
-            prop_assert_eq!(read.connect.to_string(), crate::pg::ConnectOptions::parse(&host.url).unwrap().to_string());
+            let connect = crate::pg::ConnectOptions::parse(&host.url).unwrap();
+            prop_assert_eq!(read.connect.to_string(), connect.to_string());
             prop_assert_eq!(read.pool_size, host.pool_size);
-            let source = host.password_env.map_or("Standard".to_owned(), |name| format!("Env({name:?})"));
+            let source = host
+                .password_env
+                .map_or("Standard".to_owned(), |name| format!("Env({name:?})"));
             prop_assert_eq!(format!("{:?}", read.connect.password()), source);
         }
     }
@@ -465,8 +468,10 @@ proptest! {
 
     #[test]
     fn any_mutation_is_read_or_refused(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..6, "[\\[\\]\"'=.,@0-9a-z\n\r\t \
-            #ä-]{0,4}"), 1..4),
+        edits in prop::collection::vec(
+            (any::<prop::sample::Index>(), 0usize..6, "[\\[\\]\"'=.,@0-9a-z\n\r\t #ä-]{0,4}"),
+            1..4,
+        ),
     ) {
         let mut chars: Vec<char> = GOOD.chars().collect();
         for (at, drop, insert) in edits {
@@ -488,7 +493,10 @@ proptest! {
         let cut = cut % shards.get();
         let second = if cut < last { format!("{}-{last}", cut + 1) } else { String::new() };
         let first = format!("0-{cut}");
-        let text = GOOD.replace("256", &count.to_string()).replace("0-127", &first).replace("128-255", &second);
+        let text = GOOD
+            .replace("256", &count.to_string())
+            .replace("0-127", &first)
+            .replace("128-255", &second);
         let config = parse(&text).unwrap_or_else(|found| panic!("{text}\n{}", found[0]));
         for shard in shards.iter() {
             let host = config.map.as_ref().unwrap().host(shard).unwrap();

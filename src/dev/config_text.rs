@@ -11,7 +11,9 @@ use crate::shard::ShardCount;
 ///
 /// ```
 /// use pgshard::{ShardCount, dev, map::HostName};
-/// let host = |name: &str| (HostName::new(name).unwrap(), format!("postgres://app@127.0.0.1/{name}"));
+/// let host = |name: &str| {
+///     (HostName::new(name).unwrap(), format!("postgres://app@127.0.0.1/{name}"))
+/// };
 /// let text = dev::config_text(ShardCount::new(5).unwrap(), &[host("db1"), host("db2")], None);
 /// assert!(text.contains("db1 = \"0-1\"\ndb2 = \"2-4\"\n"));
 /// ```
@@ -72,9 +74,11 @@ mod tests {
             prop_assert_eq!(document["cluster"]["migrations"].as_str(), Some("mig\"rations"));
             let mut placed = Vec::new();
             for (name, url) in &names {
-                prop_assert_eq!(document["hosts"][name.as_str()]["url"].as_str(), Some(url.as_str()));
-                let ranges = document["map"]["placement"][name.as_str()].as_str().unwrap().to_owned();
-                placed.extend(parse_ranges(&ranges, shards).unwrap().iter().flat_map(|item| item.shards()));
+                let written = document["hosts"][name.as_str()]["url"].as_str();
+                prop_assert_eq!(written, Some(url.as_str()));
+                let ranges = document["map"]["placement"][name.as_str()].as_str().unwrap();
+                let items = parse_ranges(ranges, shards).unwrap();
+                placed.extend(items.iter().flat_map(|item| item.shards()));
             }
             prop_assert!(placed.into_iter().eq(shards.iter()));
         }

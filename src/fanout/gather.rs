@@ -187,9 +187,9 @@ impl Shards {
     /// lasts until the host's last row was read, or the stream is dropped. Memory is needed for
     /// 16,384 rows at most, 256 of a shard. A cursor shows what was committed when it was opened.
     ///
-    /// A move is followed until every shard has its first rows. After that a move changes nothing in
-    /// what a cursor shows; what the shard leaves behind is dropped only after the transaction. A
-    /// connection that is lost ends the stream with [`Error::StreamStopped`]. A time limit is for
+    /// A move is followed until every shard has its first rows. After that a move changes nothing
+    /// in what a cursor shows; what the shard leaves behind is dropped only after the transaction.
+    /// A connection that is lost ends the stream with [`Error::StreamStopped`]. A time limit is for
     /// the time until the first row.
     ///
     /// # Errors

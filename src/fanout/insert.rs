@@ -22,7 +22,10 @@ impl Router {
     ///
     /// ```no_run
     /// # struct Photo { user: i64, title: String }
-    /// # async fn example(router: pgshard::Router, photos: &[Photo]) -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn example(
+    /// #     router: pgshard::Router,
+    /// #     photos: &[Photo],
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use pgshard::columns;
     /// let sql = "INSERT INTO {shard}.photos (user_id, title)
     ///     SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";

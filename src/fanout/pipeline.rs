@@ -138,7 +138,9 @@ impl<'c> Pipeline<'c> {
                 biased;
                 Some(done) = self.running.next(), if reads => self.done(done),
                 () = results.room(), if !reads => lock(&self.wire).since = Instant::now(),
-                () = tokio::time::sleep_until(since + patience.unwrap_or_default()), if reads && patience.is_some() => {
+                () = tokio::time::sleep_until(since + patience.unwrap_or_default()),
+                    if reads && patience.is_some() =>
+                {
                     // Something may have been prepared in the meantime.
                     let stands_still = lock(&self.wire).since == since;
                     if stands_still && !self.on_timeout(since).await {

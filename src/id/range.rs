@@ -11,7 +11,8 @@ use crate::shard::ShardId;
 /// ```
 /// use pgshard::id::{Epoch, IdRange};
 /// let epoch = Epoch::from_unix_ms(1293840000000).unwrap(); // 2011-01-01
-/// let (monday, next) = ("2026-11-02T00:00:00Z".parse().unwrap(), "2026-11-09T00:00:00Z".parse().unwrap());
+/// let monday = "2026-11-02T00:00:00Z".parse().unwrap();
+/// let next = "2026-11-09T00:00:00Z".parse().unwrap();
 /// let week = IdRange::between(epoch, monday, next).unwrap();
 /// assert!(week.min < week.max);
 /// ```
@@ -114,7 +115,11 @@ mod tests {
     proptest! {
         #[test]
         fn an_id_is_in_the_range_iff_its_time_is_in_the_span(
-            ms in 0..1u64 << 40, from in 0..1u64 << 40, length in 1..1u64 << 39, shard in 0u16..8192, seq in 0u64..1024
+            ms in 0..1u64 << 40,
+            from in 0..1u64 << 40,
+            length in 1..1u64 << 39,
+            shard in 0u16..8192,
+            seq in 0u64..1024,
         ) {
             let to = (from + length).min(1 << 40);
             prop_assume!(from < to);

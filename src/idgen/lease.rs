@@ -406,8 +406,8 @@ impl WorkerLeases {
     async fn query_alone(
         &self,
         doing: &'static str,
-        ask: impl AsyncFnOnce(&Transaction<'_>) -> Result<tokio_postgres::Row, tokio_postgres::Error>,
-    ) -> Result<tokio_postgres::Row, Error> {
+        ask: impl AsyncFnOnce(&Transaction<'_>) -> Result<Row, tokio_postgres::Error>,
+    ) -> Result<Row, Error> {
         let answer = async {
             let mut connection = self.connection().await?;
             let sql = |source| failure(doing, source);

@@ -303,8 +303,14 @@ mod tests {
         /// Every text and every number is decoded or refused.
         #[test]
         fn every_text_and_number_is_decoded_or_refused(text in "[0-9a-f-]{0,40}", number: i64) {
-            for scheme in [Scheme::Shard, Scheme::Snowflake, Scheme::Flake, Scheme::Simpleflake, Scheme::Uuid7,
-                Scheme::Ticket(tickets::Layout { stride: 3, run: 1 })] {
+            for scheme in [
+                Scheme::Shard,
+                Scheme::Snowflake,
+                Scheme::Flake,
+                Scheme::Simpleflake,
+                Scheme::Uuid7,
+                Scheme::Ticket(tickets::Layout { stride: 3, run: 1 }),
+            ] {
                 scheme.decode(&text, None).ok();
                 scheme.decode(&number.to_string(), None).ok();
             }

@@ -20,8 +20,8 @@ pub(super) fn tables(database: &Database, decisions: &Decisions) -> Vec<TableRep
 /// What a standby does not know.
 pub(super) fn standby(database: &Database) -> Option<String> {
     database.server.standby.then(|| {
-        "whether the primary accepts replication connections, how often tables are written, and how \
-         much WAL: this is a standby"
+        "whether the primary accepts replication connections, how often tables are written, and \
+         how much WAL: this is a standby"
             .to_owned()
     })
 }

@@ -299,7 +299,8 @@ pub(crate) mod tests {
             let mut placements = Vec::new();
             for host in map.hosts() {
                 for item in parse_ranges(&map.ranges(host), map.shards()).unwrap() {
-                    placements.extend(item.shards().map(|s| (s, Placement { host: host.clone(), epoch: item.epoch })));
+                    let placement = Placement { host: host.clone(), epoch: item.epoch };
+                    placements.extend(item.shards().map(|shard| (shard, placement.clone())));
                 }
             }
             prop_assert_eq!(ShardMap::new(map.version(), map.shards(), placements).unwrap(), map);
@@ -331,7 +332,9 @@ pub(crate) mod tests {
             // Two movers: same shard with the same epoch cannot happen, one epoch is given out
             // once.
             prop_assume!(a.0 != b.0 || a.2 != b.2);
-            let one = |(shard, host, epoch)| Changes::from_iter([(ShardId::new(shard).unwrap(), place(host, epoch))]);
+            let one = |(shard, host, epoch)| {
+                Changes::from_iter([(ShardId::new(shard).unwrap(), place(host, epoch))])
+            };
             let ab = map.merged(&one(a)).merged(&one(b)).with_version(MapVersion::FIRST);
             let ba = map.merged(&one(b)).merged(&one(a)).with_version(MapVersion::FIRST);
             prop_assert_eq!(ab, ba);

@@ -52,7 +52,8 @@ pub(crate) enum SearchPath {
 
 /// Statements of ours run with nothing but this. Two settings that a role may have been given
 /// change how an answer looks, or which of our texts the server takes: they are always the same.
-pub(super) const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; SET quote_all_identifiers = off; \
+pub(super) const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; \
+    SET quote_all_identifiers = off; \
     SET backslash_quote = safe_encoding";
 
 /// How a connection is opened.

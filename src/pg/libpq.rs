@@ -217,9 +217,9 @@ mod tests {
 
     #[test]
     fn what_psql_needs_and_no_password() {
-        let text = "postgres://app:se:cr\\et@10.0.0.1:6000,10.0.0.2:6001/db?sslmode=require&sslrootcert=/ca.pem\
-                    &target_session_attrs=read-write&sslcrl=/crl.pem&channel_binding=require\
-                    &require_auth=scram-sha-256";
+        let text = "postgres://app:se:cr\\et@10.0.0.1:6000,10.0.0.2:6001/db?sslmode=require\
+                    &sslrootcert=/ca.pem&target_session_attrs=read-write&sslcrl=/crl.pem\
+                    &channel_binding=require&require_auth=scram-sha-256";
         let options = ConnectOptions::parse(text).unwrap();
         let environment = options.libpq_environment(&["shard 7", "public"]).unwrap();
         let expected = [

@@ -440,7 +440,8 @@ mod tests {
     #[test]
     fn both_notations_are_read() {
         for text in [
-            "postgres://app:s%20ecret@10.0.0.1:6432/shop?sslmode=verify-full&sslrootcert=/etc/ca.pem&connect_timeout=3",
+            "postgres://app:s%20ecret@10.0.0.1:6432/shop?sslmode=verify-full\
+             &sslrootcert=/etc/ca.pem&connect_timeout=3",
             "host=10.0.0.1 port=6432 dbname=shop user=app password='s ecret' sslmode = verify-full \
              sslrootcert='/etc/ca.pem'",
         ] {
@@ -484,24 +485,10 @@ mod tests {
         let file = folder.path().join("pg_service.conf");
         let text = "[shop]\nhost=10.0.0.1\nport=6432\ndbname=shop\nuser=app\npassword=hun%r'2 \\ \
             x\n\
-            \
-            \
-            \
-            \
-            \
-            \
-            \
-            \
-            sslmode=verify-full\nsslrootcert=/etc/ca.pem\ntarget_session_attrs=primary\nconnect_timeout=3\n\
-            \
-            \
-            \
-            \
-            \
-            \
-            \
-            \
-            [bad]\nhost=10.0.0.1\nhunter2=x\n[worse]\nconnect_timeout=hunter2\n[mode]\nsslmode=verify\n";
+            sslmode=verify-full\nsslrootcert=/etc/ca.pem\ntarget_session_attrs=primary\n\
+            connect_timeout=3\n\
+            [bad]\nhost=10.0.0.1\nhunter2=x\n[worse]\nconnect_timeout=hunter2\n\
+            [mode]\nsslmode=verify\n";
         std::fs::write(&file, text).unwrap();
         let parse =
             |text: &str| ConnectOptions::parse_with(text, std::slice::from_ref(&file), |_| None);
@@ -830,7 +817,8 @@ mod tests {
         assert_eq!(options.addresses(), ["a:5432", "b:1"]);
         let options = ConnectOptions::parse("host=/run/pg user=app dbname=app").unwrap();
         assert_eq!(options.addresses(), ["/run/pg:5432"]);
-        let text = "postgres://app:x@a,b:1/app?target_session_attrs=primary&sslmode=require&connect_timeout=3";
+        let text = "postgres://app:x@a,b:1/app?target_session_attrs=primary&sslmode=require\
+            &connect_timeout=3";
         let each = ConnectOptions::parse(text).unwrap().each_address();
         assert_eq!(
             each.iter().map(ToString::to_string).collect::<Vec<_>>(),

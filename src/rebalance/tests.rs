@@ -151,7 +151,12 @@ impl<'p> Placed<'p> {
         for host in &self.problem.hosts {
             let here: Vec<&Shard> = self.on(&host.name).collect();
             let limits = host.limits;
-            let pinned = |shard: &&&Shard| matches!(&shard.constraint, Constraint::Pinned(to) if *to != host.name);
+            let pinned = |shard: &&&Shard| {
+                matches!(
+                    &shard.constraint,
+                    Constraint::Pinned(to) if *to != host.name
+                )
+            };
             let away = here
                 .iter()
                 .filter(|shard| limits.weight == 0.0 || pinned(shard))
@@ -246,7 +251,8 @@ proptest! {
         // A shard that must leave an emptied host and has a place to go has gone, unless the number
         // of moves was limited.
         if problem.options.moves_max.is_none() {
-            for unmet in plan.unmet.iter().filter(|unmet| matches!(unmet.reason, Reason::Emptied { .. })) {
+            let emptied = |unmet: &&Unmet| matches!(unmet.reason, Reason::Emptied { .. });
+            for unmet in plan.unmet.iter().filter(emptied) {
                 let shard = shard_in(&problem, unmet.shard);
                 if shard.constraint == Constraint::Free {
                     let home = problem.hosts.iter().find(|h| placed.may_take(shard, &h.name));
@@ -269,9 +275,11 @@ proptest! {
         let (wrong, peak) = (placed.wrong(), placed.peak());
         for one in &plan.moves {
             let shard = shard_in(&problem, one.shard);
-            if matches!(one.reason, Reason::Levels { .. } | Reason::Exchanged) && placed.may_take(shard, &one.source) {
+            let is_for_balance = matches!(one.reason, Reason::Levels { .. } | Reason::Exchanged);
+            if is_for_balance && placed.may_take(shard, &one.source) {
                 placed.at.insert(one.shard, one.source.clone());
-                prop_assert!(placed.wrong() > wrong || placed.peak() > peak, "{:?} could stay", one);
+                let is_worse = placed.wrong() > wrong || placed.peak() > peak;
+                prop_assert!(is_worse, "{:?} could stay", one);
                 placed.at.insert(one.shard, one.target.clone());
             }
         }
@@ -298,13 +306,19 @@ proptest! {
             return Ok(());
         }
         for one in &first.moves {
-            problem.shards.iter_mut().find(|shard| shard.shard == one.shard).unwrap().host = one.target.clone();
+            let mut shards = problem.shards.iter_mut();
+            let moved = shards.find(|shard| shard.shard == one.shard).unwrap();
+            moved.host = one.target.clone();
         }
         prop_assert_eq!(plan(&problem).unwrap().moves, vec![]);
     }
 
     #[test]
-    fn waves_hold_every_move_and_every_limit(problem in any_problem(), per_host in 1usize..3, per_group in 1usize..5) {
+    fn waves_hold_every_move_and_every_limit(
+        problem in any_problem(),
+        per_host in 1usize..3,
+        per_group in 1usize..5,
+    ) {
         let plan = plan(&problem).unwrap();
         let pace = Pace { groups_per_host: per_host, shards_per_group: per_group };
         let mut placed = Placed::of(&problem);
@@ -319,7 +333,8 @@ proptest! {
                 prop_assert!((1..=per_group).contains(&group.shards.len()));
                 for &shard in &group.shards {
                     let planned = plan.moves.iter().find(|one| one.shard == shard).unwrap();
-                    prop_assert_eq!((&planned.source, &planned.target), (&group.source, &group.target));
+                    prop_assert_eq!(&planned.source, &group.source);
+                    prop_assert_eq!(&planned.target, &group.target);
                     prop_assert!(done.insert(shard));
                     arrived.push((shard, &group.target));
                 }
@@ -327,8 +342,11 @@ proptest! {
             prop_assert!(out.values().chain(into.values()).all(|count| *count <= per_host));
             // Nothing of the wave has left yet.
             for host in &problem.hosts {
-                let coming: Vec<&Shard> =
-                    arrived.iter().filter(|(_, to)| **to == host.name).map(|(s, _)| shard_in(&problem, *s)).collect();
+                let coming: Vec<&Shard> = arrived
+                    .iter()
+                    .filter(|(_, to)| **to == host.name)
+                    .map(|(shard, _)| shard_in(&problem, *shard))
+                    .collect();
                 if coming.is_empty() {
                     continue;
                 }

@@ -23,8 +23,8 @@ use super::session::Session;
 const CANCEL_EVERY: Duration = Duration::from_millis(50);
 
 /// How long a slot is kept while its connection's statements end on the server. Shorter than the
-/// time that a call waits for a slot by default, so a COPY FROM STDIN, which no cancel request ends,
-/// fails no call behind it.
+/// time that a call waits for a slot by default, so a COPY FROM STDIN, which no cancel request
+/// ends, fails no call behind it.
 const END_MAX: Duration = Duration::from_secs(3);
 
 /// How long a connection to a pooler continues to wait after its slot was freed. A pooler that is

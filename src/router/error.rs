@@ -311,11 +311,11 @@ pub enum Error {
         source: Cause,
     },
     /// A shard of [`Shards::merge_raw`](crate::fanout::Shards::merge_raw) gave a row after one that
-    /// comes behind it in the order of the merge. The rows that were read are right, as far as their
-    /// shards' rows were in order.
+    /// comes behind it in the order of the merge. The rows that were read are right, as far as
+    /// their shards' rows were in order.
     #[error(
-        "shard {shard} on host {host} gave its row {} out of order: the statement's ORDER BY must be \
-        the order of the merge (that of texts is COLLATE \"C\")",
+        "shard {shard} on host {host} gave its row {} out of order: the statement's ORDER BY must \
+        be the order of the merge (that of texts is COLLATE \"C\")",
         rows + 1
     )]
     OutOfOrder {
@@ -339,7 +339,10 @@ pub enum Error {
         reason: String,
     },
     /// The host could not be reached to find out whether it still has the shard.
-    #[error("host {host} cannot be asked about shard {shard} ({}): run `pgshard check`", chain(&**source))]
+    #[error(
+        "host {host} cannot be asked about shard {shard} ({}): run `pgshard check`",
+        chain(&**source)
+    )]
     LookUp {
         /// The shard.
         shard: ShardId,
@@ -679,7 +682,8 @@ fn refusal(shard: ShardId, host: &HostName, may_have_run: bool, source: &Cause) 
             format!("shard {shard} on host {host} refuses the statement{run}: {why}")
         }
         Origin::Answer => format!(
-            "shard {shard} on host {host} gave an answer to the statement that cannot be taken{run}: {why}"
+            "shard {shard} on host {host} gave an answer to the statement that cannot be \
+             taken{run}: {why}"
         ),
     }
 }

@@ -16,7 +16,8 @@ use tokio_postgres::types::FromSqlOwned;
 ///
 /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
 /// let user_of = router.by_key(user);
-/// let photos: Vec<Photo> = user_of.query_as("SELECT id, title, place FROM {shard}.photos", &[]).await?;
+/// let select = "SELECT id, title, place FROM {shard}.photos";
+/// let photos: Vec<Photo> = user_of.query_as(select, &[]).await?;
 /// let (count, last): (i64, Option<i64>) =
 ///     user_of.query_one_as("SELECT count(*), max(id) FROM {shard}.photos", &[]).await?;
 /// # Ok(()) }
@@ -63,7 +64,9 @@ macro_rules! from_row {
         }
 
         impl $crate::router::FromRow for $name {
-            fn from_row(row: &$crate::tokio_postgres::Row) -> Result<Self, $crate::tokio_postgres::Error> {
+            fn from_row(
+                row: &$crate::tokio_postgres::Row,
+            ) -> Result<Self, $crate::tokio_postgres::Error> {
                 Ok($name { $($field: row.try_get(stringify!($field))?),+ })
             }
         }

@@ -291,7 +291,14 @@ impl PoolGauges {
             size_before,
             size,
         );
-        let connections = |state| gauge!(POOL_CONNECTIONS, "host" => host(), POOL_LABEL => host(), STATE_LABEL => state);
+        let connections = |state| {
+            gauge!(
+                POOL_CONNECTIONS,
+                "host" => host(),
+                POOL_LABEL => host(),
+                STATE_LABEL => state
+            )
+        };
         tell(connections("idle"), before.idle, counts.idle);
         tell(connections("used"), before.used, counts.used);
         tell(

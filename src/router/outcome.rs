@@ -131,7 +131,8 @@ impl Error {
         matches!(self, Error::Taken { .. }) || self.code() == Some(&SqlState::UNIQUE_VIOLATION)
     }
 
-    /// Whether a constraint or a look-up refused it: unique, foreign key, check, not null, exclusion.
+    /// Whether a constraint or a look-up refused it: unique, foreign key, check, not null,
+    /// exclusion.
     pub fn is_constraint_violation(&self) -> bool {
         matches!(self, Error::Taken { .. })
             || self

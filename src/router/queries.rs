@@ -69,7 +69,9 @@ macro_rules! query_methods {
         ) -> Result<Vec<T>, Error> {
             let sql = sql.into();
             let rows: Vec<Row> = $this.run(&sql, params).await?;
-            rows.iter().map(|row| T::from_row(row).map_err(|source| $this.misfit(&sql).row(source))).collect()
+            rows.iter()
+                .map(|row| T::from_row(row).map_err(|source| $this.misfit(&sql).row(source)))
+                .collect()
         }
 
         /// As [`Self::query_one`], the row read as `T`.
@@ -104,8 +106,11 @@ macro_rules! query_methods {
         ) -> Result<Option<T>, Error> {
             let sql = sql.into();
             let first: FirstRow = $this.run(&sql, params).await?;
-            let row = first.at_most_one().map_err(|got| $this.misfit(&sql).count(Expected::AtMostOne, got))?;
-            row.map(|row| T::from_row(&row).map_err(|source| $this.misfit(&sql).row(source))).transpose()
+            let row = first
+                .at_most_one()
+                .map_err(|got| $this.misfit(&sql).count(Expected::AtMostOne, got))?;
+            row.map(|row| T::from_row(&row).map_err(|source| $this.misfit(&sql).row(source)))
+                .transpose()
         }
     };
 }

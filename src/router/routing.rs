@@ -432,7 +432,8 @@ mod tests {
                     News::Learned(shard, epoch) => {
                         let at = usize::from(shard);
                         if epoch > of_map[at].max(learned[at]) { learned[at] = epoch }
-                        if let Some(newer) = snapshot.with(ShardId::new(shard).unwrap(), &placement(1, epoch)) {
+                        let shard = ShardId::new(shard).unwrap();
+                        if let Some(newer) = snapshot.with(shard, &placement(1, epoch)) {
                             snapshot = newer;
                         }
                     }
@@ -441,7 +442,8 @@ mod tests {
                     let at = usize::from(shard);
                     let (host, epoch) = snapshot.placement(ShardId::new(shard).unwrap()).unwrap();
                     prop_assert_eq!(epoch.get(), of_map[at].max(learned[at]));
-                    prop_assert_eq!(host.as_str(), if learned[at] > of_map[at] { "db1" } else { "db0" });
+                    let expected = if learned[at] > of_map[at] { "db1" } else { "db0" };
+                    prop_assert_eq!(host.as_str(), expected);
                 }
                 prop_assert!(snapshot.learned.iter().len() <= 3);
             }

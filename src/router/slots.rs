@@ -882,10 +882,12 @@ mod tests {
         let pool = 0..SIZES.len();
         prop_oneof![
             3 => (pool.clone(), 0..20_usize).prop_map(|(pool, shard)| Step::Ask(pool, shard)),
-            6 => (pool.clone(), 0..20_usize).prop_map(|(pool, shard)| Step::AskForFavourite(pool, shard)),
+            6 => (pool.clone(), 0..20_usize)
+                .prop_map(|(pool, shard)| Step::AskForFavourite(pool, shard)),
             1 => any::<usize>().prop_map(Step::Unwant),
             1 => pool.clone().prop_map(Step::AskIfFree),
-            6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(at, alive)| Step::GiveBack(at, alive)),
+            6 => (any::<usize>(), prop::bool::weighted(0.8))
+                .prop_map(|(at, alive)| Step::GiveBack(at, alive)),
             2 => any::<usize>().prop_map(Step::Leave),
             1 => any::<usize>().prop_map(Step::Insist),
             1 => (pool, 0..3_u32).prop_map(|(pool, rest)| Step::CloseIdle(pool, rest)),

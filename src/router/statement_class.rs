@@ -222,7 +222,9 @@ mod tests {
         }
 
         #[test]
-        fn what_stands_before_a_call_does_not_hide_it(before in "([ \t\n]|/\\*[^*/]{0,5}\\*/|--[a-z ]{0,5}\n){0,5}") {
+        fn what_stands_before_a_call_does_not_hide_it(
+            before in "([ \t\n]|/\\*[^*/]{0,5}\\*/|--[a-z ]{0,5}\n){0,5}",
+        ) {
             prop_assert_eq!(StatementClass::of(&format!("{before}CALL p()")), StatementClass::Once);
         }
     }

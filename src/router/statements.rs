@@ -279,7 +279,8 @@ mod tests {
             let mut cache = StatementCache::<u32>::new(max);
             let mut put = HashMap::new();
             for (number, (text, shard, step)) in (1_u32..).zip(steps) {
-                let rendered = ShardStatement::new(&texts[text], &prefix, ShardId::new(shard).unwrap());
+                let shard = ShardId::new(shard).unwrap();
+                let rendered = ShardStatement::new(&texts[text], &prefix, shard);
                 let key = rendered.text().into_owned();
                 match step {
                     0 | 1 => {

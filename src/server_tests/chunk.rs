@@ -28,8 +28,8 @@ const TABLES: &str = r#"
     CREATE TABLE {shard}.texts (k text COLLATE "C" NOT NULL, n integer, long text);
     CREATE TABLE {shard}.padded (k char(12) COLLATE "C" NOT NULL, n integer, long text);
     CREATE TABLE {shard}.numbers (k numeric NOT NULL, n integer, long text);
-    CREATE TABLE {shard}."we""ird Ünï" (n integer, "b c" integer NOT NULL, long text, "A" text NOT NULL COLLATE "C",
-        twice integer GENERATED ALWAYS AS (n * 2) STORED);
+    CREATE TABLE {shard}."we""ird Ünï" (n integer, "b c" integer NOT NULL, long text,
+        "A" text NOT NULL COLLATE "C", twice integer GENERATED ALWAYS AS (n * 2) STORED);
     CREATE TABLE {shard}.truncated (id integer NOT NULL, n integer, long text)"#;
 
 const KEYS: &str = r#"

@@ -425,7 +425,10 @@ fn lines_of_each_kind_are_decoded() {
         r#"table s."we""ird": UPDATE:"#,
         r#"old-key: "a b"[bigint]:1"#,
     );
-    let new = r#"new-tuple: "a b"[bigint]:-2 v[character varying]:'it''s x' n[text]:null l[text]:unchanged-toast-datum"#;
+    let new = concat!(
+        r#"new-tuple: "a b"[bigint]:-2 v[character varying]:'it''s x' n[text]:null "#,
+        "l[text]:unchanged-toast-datum"
+    );
     let line = format!("{table} {old} {new}");
     let (names, change) = parse(&line);
     assert_eq!(names, [("s".to_owned(), "we\"ird".to_owned())]);

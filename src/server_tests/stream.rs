@@ -174,11 +174,13 @@ const TYPES: &str = r#"
     CREATE DOMAIN {s}.positive AS integer CHECK (VALUE > 0);
     CREATE TYPE {s}.pair AS (a integer, b text);
     CREATE TABLE {s}."All Types, größer""" (
-        "Id 1" bigint GENERATED ALWAYS AS IDENTITY, a smallint, b numeric, c double precision, d real, e boolean,
-        f bytea, g timestamptz, h timestamp, i date, j interval, k inet, l cidr, m macaddr, n json, o jsonb, p polygon,
-        q uuid, r text[], s integer[][], t {s}.mood, u {s}.positive, v {s}.pair, w {s}.mood[], x int4range,
-        y tstzrange, z char(5), aa varchar(9), ab bit(3), ac bit varying, ad point, ae tsvector, af money, ag name,
-        ah "char", ai oid, aj time, ak timetz, "täg" text COLLATE "C", plus bigint GENERATED ALWAYS AS (a + 1) STORED);
+        "Id 1" bigint GENERATED ALWAYS AS IDENTITY, a smallint, b numeric, c double precision,
+        d real, e boolean, f bytea, g timestamptz, h timestamp, i date, j interval, k inet, l cidr,
+        m macaddr, n json, o jsonb, p polygon, q uuid, r text[], s integer[][], t {s}.mood,
+        u {s}.positive, v {s}.pair, w {s}.mood[], x int4range, y tstzrange, z char(5),
+        aa varchar(9), ab bit(3), ac bit varying, ad point, ae tsvector, af money, ag name,
+        ah "char", ai oid, aj time, ak timetz, "täg" text COLLATE "C",
+        plus bigint GENERATED ALWAYS AS (a + 1) STORED);
     CREATE TABLE {s}.big (id integer, other integer, body text, more jsonb);
     CREATE TABLE {s}.big_full (id integer, other integer, body text);
     CREATE TABLE {s}.keyless (a integer, b json, c numeric, d char(4), e boolean);
@@ -206,19 +208,21 @@ const TYPES: &str = r#"
 
 const ALL_TYPES: &str = r#"
     INSERT INTO {s}."All Types, größer""" VALUES
-        (DEFAULT, 1, 'NaN', 'NaN', '-Infinity', true, '\x00ff27', '2020-02-29 12:34:56.789+05', 'infinity',
-            '4713-01-01 BC',
-         '1 year -2 days 03:04:05.6', '10.0.0.1/8', '::1/128', '08:00:2b:01:02:03', '{"a": 1,  "a": [null, "\u00e9"]}',
-         '{"b": {"c": 1.50}}', '((0,0),(1,1.5))', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{a,NULL,"N,U\"LL",""}',
+        (DEFAULT, 1, 'NaN', 'NaN', '-Infinity', true, '\x00ff27',
+            '2020-02-29 12:34:56.789+05', 'infinity', '4713-01-01 BC',
+         '1 year -2 days 03:04:05.6', '10.0.0.1/8', '::1/128', '08:00:2b:01:02:03',
+         '{"a": 1,  "a": [null, "\u00e9"]}', '{"b": {"c": 1.50}}', '((0,0),(1,1.5))',
+         'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{a,NULL,"N,U\"LL",""}',
          '{{1,2},{3,NULL}}',
-         'so "so"', 7, '(1,"x, ""y"" \\")', '{sad,glücklich}', '[1,5)', '["2020-01-01 00:00+00",)', 'ab ', 'cd  ',
+         'so "so"', 7, '(1,"x, ""y"" \\")', '{sad,glücklich}', '[1,5)', '["2020-01-01 00:00+00",)',
+         'ab ', 'cd  ',
          B'101', B'01',
          '(1.5,-2)', 'the:1 cat:2B', '12.34', 'näme', 'x', 4294967295, '23:59:60', '12:00:00+05:30',
          E'tab\tnew\nline\\'),
-        (DEFAULT, NULL, 1.2300, 0.1, 1e30, false, '', NULL, NULL, 'infinity', NULL, NULL, NULL, NULL, 'null', 'null',
-            NULL, NULL, '{}',
-         NULL, 'sad', NULL, NULL, NULL, 'empty', '(,)', '', '', NULL, NULL, NULL, '', NULL, '', '', 0, '00:00', NULL,
-         '');
+        (DEFAULT, NULL, 1.2300, 0.1, 1e30, false, '', NULL, NULL, 'infinity', NULL, NULL, NULL,
+            NULL, 'null', 'null', NULL, NULL, '{}',
+         NULL, 'sad', NULL, NULL, NULL, 'empty', '(,)', '', '', NULL, NULL, NULL, '', NULL, '', '',
+         0, '00:00', NULL, '');
 "#;
 
 async fn every_kind_of_change(versions: [u32; 2]) {
@@ -509,12 +513,14 @@ on_each_version!(
         scene.stream.caught_up().await.unwrap();
         assert!(scene.stream.breach(shard(0)).unwrap().contains("after the marker of attempt 59"));
         let sql = "SELECT breach FROM pgshard.progress WHERE shard_id = 0";
-        assert!(scene.target.query_one(sql, &[]).await.unwrap().get::<_, Option<String>>(0).is_some());
+        let breach = scene.target.query_one(sql, &[]).await.unwrap();
+        assert!(breach.get::<_, Option<String>>(0).is_some());
         assert!(scene.stream.marker(shard(0), 59, "hash").await.is_err());
         // The next attempt is a new one.
         scene.source.batch_execute(&mark(60, 0)).await.unwrap();
         scene.stream.marker(shard(0), 60, "hash").await.unwrap();
-        assert!(scene.target.query_one(sql, &[]).await.unwrap().get::<_, Option<String>>(0).is_none());
+        let breach = scene.target.query_one(sql, &[]).await.unwrap();
+        assert!(breach.get::<_, Option<String>>(0).is_none());
         scene.same().await;
         scene.stream.end().await.unwrap();
     }
@@ -533,7 +539,8 @@ on_each_version!(
         let there = content(&scene.target, "busy_1__incoming").await;
         scene.source.batch_execute("UPDATE busy_1.accounts SET tag = 4 WHERE id = \
             7").await.unwrap();
-        let lost: String = scene.source.query_one("SELECT pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
+        let sql = "SELECT pg_current_wal_lsn()::text";
+        let lost: String = scene.source.query_one(sql, &[]).await.unwrap().get(0);
         scene.write("UPDATE {s}.accounts SET tag = 5 WHERE id = 7").await;
         scene.write("INSERT INTO {s}.accounts VALUES (1000, 1, 'new', NULL)").await;
         // The first part is lost: its future returns that.
@@ -545,7 +552,9 @@ on_each_version!(
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         match scene.stream.failed(shard(1)) {
-            Some(Error::Diverged { table, what, .. }) => assert!(table == "accounts" && what.contains("(7)"), "{what}"),
+            Some(Error::Diverged { table, what, .. }) => {
+                assert!(table == "accounts" && what.contains("(7)"), "{what}")
+            }
             other => panic!("{other:?}"),
         }
         assert!(scene.stream.failed(shard(2)).is_none());
@@ -553,7 +562,10 @@ on_each_version!(
         // The slot keeps what these two lack, until they are detached.
         let confirmed = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, $1::text::pg_lsn) < 0 FROM \
             pg_replication_slots";
-        let held = async || scene.source.query_one(confirmed, &[&lost]).await.unwrap().get::<_, bool>(0);
+        let held = async || {
+            let row = scene.source.query_one(confirmed, &[&lost]).await.unwrap();
+            row.get::<_, bool>(0)
+        };
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert!(held().await);
         scene.stream.detach(shard(0)).await;
@@ -573,7 +585,8 @@ on_each_version!(
         scene.stream.caught_up().await.unwrap();
         let digest = "SELECT md5(coalesce(string_agg(t::text, ',' ORDER BY id), '')) FROM \
             SCHEMA.accounts t";
-        let (here, there) = (digest.replace("SCHEMA", "busy_1"), digest.replace("SCHEMA", "busy_1__incoming"));
+        let here = digest.replace("SCHEMA", "busy_1");
+        let there = digest.replace("SCHEMA", "busy_1__incoming");
         let (mut aligned, mut tries) = (0, 0);
         while aligned < 10 {
             tries += 1;
@@ -599,7 +612,8 @@ on_each_version!(
         scene.write("UPDATE {s}.accounts SET id = 1000 WHERE id = 10").await;
         scene.write("UPDATE {s}.accounts SET id = 1001 WHERE id = 11; DELETE FROM {s}.accounts \
             WHERE id = 1001").await;
-        let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+        let sql = "SELECT pg_current_snapshot()::text";
+        let snapshot: String = scene.source.query_one(sql, &[]).await.unwrap().get(0);
         let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= $2 \
                      AND coalesce(high::bigint, 9999) > $2";
         for id in [10_i64, 11] {
@@ -611,7 +625,8 @@ on_each_version!(
         scene.index_and_follow().await;
         scene.same().await;
         let reread = "SELECT string_agg(key, ' ' ORDER BY key) FROM pgshard.reread";
-        assert_eq!(scene.target.query_one(reread, &[]).await.unwrap().get::<_, &str>(0), "[\"1000\"] [\"1001\"]");
+        let reread = scene.target.query_one(reread, &[]).await.unwrap();
+        assert_eq!(reread.get::<_, &str>(0), "[\"1000\"] [\"1001\"]");
         scene.stream.follow(PATIENCE);
         scene.write("UPDATE {s}.accounts SET tag = 78 WHERE id = 1000; INSERT INTO {s}.accounts \
             VALUES (1001)").await;
@@ -637,14 +652,16 @@ on_each_version!(
         let mut scene = Scene::new([version, version], &["own_1"], ddl, data).await;
         scene.stream.copy(8192).await.unwrap();
         scene.write("UPDATE {s}.own SET id = 1000 WHERE id = 10").await;
-        let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+        let sql = "SELECT pg_current_snapshot()::text";
+        let snapshot: String = scene.source.query_one(sql, &[]).await.unwrap().get(0);
         let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= 10 \
                      AND coalesce(high::bigint, 9999) > 10";
         assert_eq!(scene.target.execute(again, &[&snapshot]).await.unwrap(), 1);
         scene.target.batch_execute("DELETE FROM own_1__incoming.own WHERE id = 10").await.unwrap();
         scene.source.batch_execute("ALTER SCHEMA own_1 RENAME TO own_1__left_e1").await.unwrap();
         scene.index_and_follow().await;
-        tokio::time::timeout(PATIENCE, scene.stream.caught_up()).await.expect("it catches up").unwrap();
+        let caught_up = tokio::time::timeout(PATIENCE, scene.stream.caught_up()).await;
+        caught_up.expect("it catches up").unwrap();
         scene.source.batch_execute("ALTER SCHEMA own_1__left_e1 RENAME TO own_1").await.unwrap();
         scene.same().await;
         assert_eq!(scene.target.query("SELECT FROM pgshard.reread", &[]).await.unwrap().len(), 1);
@@ -736,7 +753,8 @@ on_each_version!(
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         scene.stream.follow(PATIENCE);
-        let error = tokio::time::timeout(PATIENCE, scene.stream.marker(shard(0), 1, "")).await.unwrap().unwrap_err();
+        let marker = scene.stream.marker(shard(0), 1, "");
+        let error = tokio::time::timeout(PATIENCE, marker).await.unwrap().unwrap_err();
         assert!(error.to_string().contains("is gone: what was copied"), "{error}");
     }
 );

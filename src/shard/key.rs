@@ -347,11 +347,13 @@ mod tests {
             let shards = ShardCount::new(count).unwrap();
             let n = i128::from(count);
             prop_assert_eq!(i128::from(shards.shard_of_key(signed).get()), signed.rem_euclid(n));
-            prop_assert_eq!(u128::from(shards.shard_of_key(unsigned).get()), unsigned % u128::from(count));
+            let of_unsigned = u128::from(shards.shard_of_key(unsigned).get());
+            prop_assert_eq!(of_unsigned, unsigned % u128::from(count));
             let (narrow, wide) = (signed as i64, unsigned as u64);
             prop_assert_eq!(shards.shard_of_key(narrow), shards.shard_of_key(i128::from(narrow)));
             prop_assert_eq!(shards.shard_of_key(wide), shards.shard_of_key(i128::from(wide)));
-            prop_assert_eq!(shards.shard_of_key(narrow as i8), shards.shard_of_key(i128::from(narrow as i8)));
+            let byte = narrow as i8;
+            prop_assert_eq!(shards.shard_of_key(byte), shards.shard_of_key(i128::from(byte)));
             let read = KeyKind::Integer.shard_of_text(&unsigned.to_string(), shards);
             prop_assert_eq!(read, Ok(shards.shard_of_key(unsigned)));
         }

@@ -120,7 +120,11 @@ pub enum StoreError {
     #[error(
         "the map cannot be written into {}: {}",
         path.display(),
-        if diagnostics.is_empty() { "it would read as another".to_owned() } else { all(diagnostics) }
+        if diagnostics.is_empty() {
+            "it would read as another".to_owned()
+        } else {
+            all(diagnostics)
+        }
     )]
     Unwritable {
         /// The file.
@@ -138,7 +142,11 @@ pub enum StoreError {
     #[error(
         "cannot {doing} in {to}: no answer within {} s{}",
         limit.as_secs(),
-        if holders.is_empty() { String::new() } else { format!("; in its way: {}", holders.join("; ")) }
+        if holders.is_empty() {
+            String::new()
+        } else {
+            format!("; in its way: {}", holders.join("; "))
+        }
     )]
     TimedOut {
         /// What was tried.

@@ -4,7 +4,8 @@
 //! ```no_run
 //! #[tokio::test]
 //! async fn a_photo_is_found_by_its_id() -> Result<(), Box<dyn std::error::Error>> {
-//!     let cluster = pgshard::testing::cluster().hosts(2).shards(16).migrations("migrations").await?;
+//!     let cluster = pgshard::testing::cluster();
+//!     let cluster = cluster.hosts(2).shards(16).migrations("migrations").await?;
 //!     let router = cluster.router();
 //!
 //!     let user = 31341_i64;
@@ -49,7 +50,9 @@
 //! static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
 //!
 //! async fn router() -> Result<pgshard::Router, testing::Error> {
-//!     let cluster = CLUSTER.get_or_try_init(|| async { testing::cluster().migrations("migrations").await });
+//!     let cluster = CLUSTER.get_or_try_init(|| async {
+//!         testing::cluster().migrations("migrations").await
+//!     });
 //!     cluster.await?.connect().await
 //! }
 //! ```

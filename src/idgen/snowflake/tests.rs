@@ -153,13 +153,17 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let store = Memory::new(1);
-            let clocks = [FakeClock::new(NOW, Duration::ZERO), FakeClock::new(NOW - 3000, Duration::ZERO)];
+            let clocks = [
+                FakeClock::new(NOW, Duration::ZERO),
+                FakeClock::new(NOW - 3000, Duration::ZERO),
+            ];
             let mut generators: [Option<Snowflake<Memory>>; 2] = [None, None];
             let (mut seen, mut last) = (HashSet::new(), [0; 2]);
             for (who, what, amount) in steps {
                 let clock = &clocks[who];
                 if generators[who].is_none() {
-                    let made = Snowflake::acquire(store.clone(), options(), Arc::new(clock.clone())).await;
+                    let clock = Arc::new(clock.clone());
+                    let made = Snowflake::acquire(store.clone(), options(), clock).await;
                     (generators[who], last[who]) = (made.ok(), 0);
                 }
                 match what {

@@ -401,7 +401,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_is_in_one_chunk(bounds in proptest::collection::btree_set(any::<i64>(), 0..12), key: i64) {
+        fn every_key_is_in_one_chunk(
+            bounds in proptest::collection::btree_set(any::<i64>(), 0..12),
+            key: i64,
+        ) {
             let bounds: Vec<i64> = bounds.into_iter().collect();
             let xmaxes: Vec<u64> = (0..=bounds.len() as u64).map(|at| 1000 + at).collect();
             let chunks = chunks(&bounds, &xmaxes);

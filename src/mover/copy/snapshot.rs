@@ -129,7 +129,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn widening_finds_what_was_cut_off(whole in 3_u64..1 << 60, apart in -(1_i64 << 31) + 1..1 << 31) {
+        fn widening_finds_what_was_cut_off(
+            whole in 3_u64..1 << 60,
+            apart in -(1_i64 << 31) + 1..1 << 31,
+        ) {
             if let Some(near) = whole.checked_add_signed(apart) {
                 prop_assert_eq!(widen(whole as u32, near), whole);
             }

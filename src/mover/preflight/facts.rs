@@ -314,7 +314,8 @@ const CONNECTIONS: &str = "WITH sessions AS (
     SELECT what, free FROM (
         SELECT format('max_connections is %s', current_setting('max_connections')) AS what,
             current_setting('max_connections')::bigint - (SELECT count(*) FROM sessions)
-            - CASE WHEN rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::bigint
+            - CASE WHEN rolsuper THEN 0
+                ELSE current_setting('superuser_reserved_connections')::bigint
                 + coalesce(current_setting('reserved_connections', true), '0')::bigint END AS free
             FROM me
         UNION ALL SELECT format('the database allows %s', datconnlimit),

@@ -92,7 +92,8 @@ pub(crate) async fn missing(session: &Session) -> Result<Vec<Missing>, Error> {
     let what = "looking for functions";
     let sql = "SELECT f.name FROM unnest($1::text[]) WITH ORDINALITY AS f (name, at)
         WHERE (SELECT coalesce(bool_and(has_function_privilege(p.oid, 'EXECUTE')), false)
-            FROM pg_proc p WHERE p.proname = f.name AND p.pronamespace = 'pg_catalog'::regnamespace) IS FALSE
+            FROM pg_proc p
+            WHERE p.proname = f.name AND p.pronamespace = 'pg_catalog'::regnamespace) IS FALSE
         ORDER BY f.at";
     let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
     let mut absent: Vec<String> = Vec::new();

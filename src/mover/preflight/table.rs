@@ -175,7 +175,8 @@ fn read<'a>(
             coalesce(nullif(t.typbasetype, 0), t.oid),
             a.atttypid = ANY
             \
-            ('{16,17,20,21,23,25,700,701,1042,1043,1082,1083,1114,1184,1186,1266,1700,2950,3802}'::oid[])
+            ('{16,17,20,21,23,25,700,701,1042,1043,1082,1083,1114,1184,1186,1266,1700,2950,\
+            3802}'::oid[])
                 AND a.attcollation IN (0, 100, 950, 951),
             pg_encoding_to_char(b.encoding) = 'UTF8' AND (a.attcollation IN (950, 951) OR \
             a.attcollation = 100

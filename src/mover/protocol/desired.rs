@@ -88,8 +88,9 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once an operator releases them: [`Mover::set_desired_state`](crate::mover::Mover::set_desired_state) with
-    /// [`DesiredState::Run`].
+    /// Once an operator releases them: [`Mover::set_desired_state`] with [`DesiredState::Run`].
+    ///
+    /// [`Mover::set_desired_state`]: crate::mover::Mover::set_desired_state
     OnRequest,
     /// At this time by the source's clock, or once an operator releases them.
     Time(Timestamp),

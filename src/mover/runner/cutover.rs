@@ -277,8 +277,8 @@ impl<'d> CutOver<'d> {
                 tokio::join!(self.work.prepare_open(permit.opening(), attempt), snapshot);
             Ok::<_, EarlyExit>((drained, prepared))
         };
-        let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked)
-        {
+        let both = tokio::try_join!(biased; opened, marked);
+        let ((drained, prepared), (marked, unchanged)) = match both {
             Ok(both) => both,
             Err(EarlyExit::Blocked(locks)) => return Ok(blocked(&locks)),
             Err(EarlyExit::Failed(error)) => return Err(error),

@@ -59,9 +59,13 @@ impl ShardMove<'_> {
                 self.target.batch(what, "COMMIT").await
             };
             if let Err(error) = validated.await {
-                tracing::warn!(shard = %self.hold.shard, error = chain(&error), statement = sql, "a foreign key is \
-                    enforced, but was not validated: mend the rows that break it, and run the \
-                    statement");
+                tracing::warn!(
+                    shard = %self.hold.shard,
+                    error = chain(&error),
+                    statement = sql,
+                    "a foreign key is enforced, but was not validated: mend the rows that break \
+                     it, and run the statement"
+                );
                 let _ = self.target.batch(what, "ROLLBACK").await;
             }
         }
@@ -108,9 +112,13 @@ impl ShardMove<'_> {
             }
             Err(error) if error.code() == Some(&SqlState::FOREIGN_KEY_VIOLATION) => {
                 let error = self.target.failed(what, error);
-                tracing::warn!(shard = %self.hold.shard, error = chain(&error), statement = sql, "rows break this key \
-                    of a partitioned table, as they did at the source: mend them, and run the \
-                    statement");
+                tracing::warn!(
+                    shard = %self.hold.shard,
+                    error = chain(&error),
+                    statement = sql,
+                    "rows break this key of a partitioned table, as they did at the source: mend \
+                     them, and run the statement"
+                );
                 (Ok(true), "ROLLBACK")
             }
             Err(error) if may_wait && error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {

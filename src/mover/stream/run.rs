@@ -174,7 +174,11 @@ impl<'a> Run<'a> {
             let between = self.transaction.is_none() && self.batch.is_none();
             tokio::select! {
                 command = self.state.commands.recv(), if between => match command {
-                    Some(command) => if let Some(end) = self.handle_command(command).await? { return Ok(end); },
+                    Some(command) => {
+                        if let Some(end) = self.handle_command(command).await? {
+                            return Ok(end);
+                        }
+                    }
                     None => return Ok(End::Stopped),
                 },
                 frames = self.transport.next() => self.backlog.extend(frames?),

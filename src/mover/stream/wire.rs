@@ -424,13 +424,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in "[BCRIUDTOYM]") {
+        fn no_bytes_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            kind in "[BCRIUDTOYM]",
+        ) {
             let _ = decode(bytes.clone().into());
             let _ = decode([kind.as_bytes(), &bytes].concat().into());
         }
 
         #[test]
-        fn no_message_that_is_cut_short_is_read(new in proptest::collection::vec(value(), 0..6), cut in 0.0..1.0f64) {
+        fn no_message_that_is_cut_short_is_read(
+            new in proptest::collection::vec(value(), 0..6),
+            cut in 0.0..1.0f64,
+        ) {
             let whole = message(&[b"I\0\0\0\x03N", &encoded(&new)]);
             prop_assert_eq!(decode(whole.clone()), Ok(Message::Insert { relation: 3, new }));
             let cut = (whole.len() as f64 * cut) as usize;

@@ -1,7 +1,7 @@
 //! pgshard's own migrations of a shard: the ID functions.
 //!
-//! Invariant: the text of a migration never changes once it was released. A change is the next file,
-//! which replaces what the earlier one made.
+//! Invariant: the text of a migration never changes once it was released. A change is the next
+//! file, which replaces what the earlier one made.
 
 use super::cluster::Cluster;
 use super::recorded::RecordedMigration;

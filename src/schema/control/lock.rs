@@ -194,9 +194,12 @@ async fn until_true(
 
 /// Whether a simple query that returns one boolean has returned true.
 pub(in crate::schema) fn is_true(messages: &[SimpleQueryMessage]) -> bool {
-    messages
-        .iter()
-        .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")))
+    messages.iter().any(|message| {
+        matches!(
+            message,
+            SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")
+        )
+    })
 }
 
 /// The server processes that hold the host's lock, or that still work for a command that has lost

@@ -21,7 +21,10 @@ pub enum ShardFault {
         epoch: ShardEpoch,
     },
     /// A host has given the shard away.
-    #[error("{host} says that it has moved to {} (epoch {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
+    #[error(
+        "{host} says that it has moved to {} (epoch {epoch})",
+        peer.as_ref().map_or("?", HostName::as_str)
+    )]
     Moved {
         /// The host with that record: this one, or another.
         host: HostName,
@@ -107,7 +110,10 @@ pub enum ShardFault {
     #[error("nothing is run while others have run what the folder does not have")]
     Withheld,
     /// A migration failed; nothing of it is left.
-    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    #[error(
+        "{migration}{} failed: {words}",
+        line.map(|line| format!(" line {line}")).unwrap_or_default()
+    )]
     Migration {
         /// The migration, as it is recorded.
         migration: String,
@@ -343,7 +349,10 @@ pub enum HostFault {
     Withheld,
     /// A once-per-host migration failed; nothing of it is left, and no shard of the host was
     /// touched.
-    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    #[error(
+        "{migration}{} failed: {words}",
+        line.map(|line| format!(" line {line}")).unwrap_or_default()
+    )]
     Migration {
         /// The migration, as it is recorded.
         migration: String,

@@ -1,8 +1,8 @@
 //! What is read apart from the snapshot: what a host has recorded of others, the workers on its
 //! moves, and which replica identities are lent.
 //!
-//! These are queries of their own, because some of their tables may be missing. Their answers may be
-//! of another moment than the snapshot, and are not compared between hosts.
+//! These are queries of their own, because some of their tables may be missing. Their answers may
+//! be of another moment than the snapshot, and are not compared between hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +64,8 @@ WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
   -- By the catalogs: to_regclass() wants a right on the schema, which a monitor does not have.
   AND NOT EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-                  WHERE n.nspname = s.schema_name AND c.relname = l.table_name AND p.pubname LIKE 'pgshard\_%')";
+                  WHERE n.nspname = s.schema_name AND c.relname = l.table_name
+                      AND p.pubname LIKE 'pgshard\_%')";
 
 /// Reads the record of other hosts, and the open moves.
 pub(super) async fn read(

@@ -393,7 +393,10 @@ pub enum FactsError {
         source: tokio_postgres::Error,
     },
     /// Tables or columns of the control schema are gone, and what was in them.
-    #[error("of its control schema: {}", gone.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("; "))]
+    #[error(
+        "of its control schema: {}",
+        gone.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("; ")
+    )]
     Lacking {
         /// Each of them.
         gone: Vec<Gone>,

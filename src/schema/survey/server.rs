@@ -56,20 +56,26 @@ about AS (
 SELECT current_setting('server_version_num')::int4 AS version, current_user::text AS asks,
        current_database()::text AS database, pg_is_in_recovery() AS in_recovery,
        has_database_privilege(about.oid, current_database(), 'CREATE') AS may_create,
-       (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'pgshard') AS owner,
-       coalesce((SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = 'pgshard'), true)
+       (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace
+        WHERE nspname = 'pgshard') AS owner,
+       coalesce((SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace
+                 WHERE nspname = 'pgshard'), true)
            AS owns_control,
        current_setting('max_locks_per_transaction')::int8
-           * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8)
+           * (current_setting('max_connections')::int8
+               + current_setting('max_prepared_transactions')::int8)
            AS lock_slots,
        -- Whatever table somebody has dropped, it is still known as a control schema.
        (SELECT count(*) > 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'pgshard' AND c.relname IN ('control_migration', 'cluster', 'shard')) AS has_control,
+        WHERE n.nspname = 'pgshard'
+            AND c.relname IN ('control_migration', 'cluster', 'shard')) AS has_control,
        ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$') AS schemas,
        ARRAY(SELECT nspname::text FROM pg_namespace
-             WHERE nspname ~ '[0-9]{4}__(left_e[0-9]+|incoming|signpost(_e[0-9]+)?)$' ORDER BY 1) AS of_moves,
+             WHERE nspname ~ '[0-9]{4}__(left_e[0-9]+|incoming|signpost(_e[0-9]+)?)$'
+             ORDER BY 1) AS of_moves,
        ARRAY(SELECT slot_name::text FROM pg_replication_slots
-             WHERE slot_name LIKE 'pgshard\_%' AND database = current_database() ORDER BY 1) AS slots,
+             WHERE slot_name LIKE 'pgshard\_%' AND database = current_database()
+             ORDER BY 1) AS slots,
        ARRAY(SELECT slot_name::text FROM pg_replication_slots
              WHERE slot_name LIKE 'pgshard\_%' AND database = current_database()
                  AND wal_status = 'lost' ORDER BY 1) AS lost_slots,
@@ -82,18 +88,24 @@ SELECT current_setting('server_version_num')::int4 AS version, current_user::tex
        (SELECT coalesce(sum(pg_stat_get_live_tuples(oid)), 0)::int8 FROM pg_class
         WHERE oid = ANY ('{pg_class,pg_attribute,pg_type,pg_depend,pg_index}'::regclass[]::oid[]))
            AS live_rows,
-       ARRAY(SELECT pubname::text FROM pg_publication WHERE pubname LIKE 'pgshard\_%' ORDER BY 1) AS publications,
+       ARRAY(SELECT pubname::text FROM pg_publication
+             WHERE pubname LIKE 'pgshard\_%' ORDER BY 1) AS publications,
        (SELECT json_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
-             'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots',
-             'max_wal_senders',
-             'synchronous_standby_names', 'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
-             'default_transaction_deferrable', 'session_replication_role']) AS name)::text AS settings,
-       (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
-                                 'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text
+             'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level',
+             'max_replication_slots', 'max_wal_senders',
+             'synchronous_standby_names', 'max_prepared_transactions',
+             'default_transaction_isolation', 'default_transaction_read_only',
+             'default_transaction_deferrable', 'session_replication_role']) AS name)::text
+           AS settings,
+       (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding),
+                                 'lc_collate', datcollate, 'lc_ctype', datctype)
+        FROM pg_database WHERE datname = current_database())::text
            AS of_database,
        about.rolsuper AS is_superuser,
-       EXISTS (SELECT FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
-               WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE') AS public_may_create,
+       EXISTS (SELECT FROM pg_namespace n,
+                   aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
+               WHERE n.nspname = 'public' AND a.grantee = 0
+                   AND a.privilege_type = 'CREATE') AS public_may_create,
        about.rolname::text AS role";
 
 /// Reads a server. Locks: none.

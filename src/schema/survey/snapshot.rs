@@ -34,59 +34,76 @@ const CONTROL: &str = r#"
 SELECT json_build_object(
     'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version)
         FROM pgshard.control_migration),
-    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind) FROM pgshard.cluster),
+    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind)
+        FROM pgshard.cluster),
     'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
                    date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
-                   date_part('epoch', clock_timestamp() - last_fence_at) * 1000)) FROM pgshard.shard),
-    'incoming', (SELECT json_agg(json_build_array(shard_id, move_id, source, epoch, ready_attempt IS NOT NULL))
+                   date_part('epoch', clock_timestamp() - last_fence_at) * 1000))
+               FROM pgshard.shard),
+    'incoming', (SELECT json_agg(json_build_array(shard_id, move_id, source, epoch,
+                     ready_attempt IS NOT NULL))
                  FROM pgshard.incoming),
-    'moving', (SELECT json_agg(DISTINCT shard_id) FROM pgshard.move WHERE phase NOT IN ('kept', 'completed',
-        'aborted')),
+    'moving', (SELECT json_agg(DISTINCT shard_id) FROM pgshard.move
+        WHERE phase NOT IN ('kept', 'completed', 'aborted')),
     'applied', (SELECT json_agg(json_build_array(migrations, shards)) FROM (
                     SELECT migrations::json, json_agg(shard_id ORDER BY shard_id) AS shards FROM (
                         SELECT shard_id, json_agg(json_build_array(name, checksum)
                             ORDER BY name COLLATE "C")::text AS migrations
                         FROM pgshard.shard_migration GROUP BY shard_id) AS of_a_shard
                     GROUP BY of_a_shard.migrations) AS sets),
-    'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name) FROM pgshard.host_migration),
+    'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name)
+        FROM pgshard.host_migration),
     -- What is recorded has been run, whatever is noted of an attempt at it.
-    'attempts', (SELECT json_agg(json_build_array(a.shard_id, a.name, a.message)) FROM pgshard.migration_attempt a
-        WHERE NOT EXISTS (SELECT FROM pgshard.shard_migration m WHERE m.shard_id = a.shard_id AND m.name = a.name)),
+    'attempts', (SELECT json_agg(json_build_array(a.shard_id, a.name, a.message))
+        FROM pgshard.migration_attempt a
+        WHERE NOT EXISTS (SELECT FROM pgshard.shard_migration m
+            WHERE m.shard_id = a.shard_id AND m.name = a.name)),
     'made', (SELECT json_agg(json_build_array(objects, shards)) FROM (
                  SELECT objects::json, json_agg(shard_id ORDER BY shard_id) AS shards FROM (
                      SELECT s.shard_id, coalesce(o.objects, '[]') AS objects
                      FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name
-                     LEFT JOIN (SELECT ns, json_agg(DISTINCT object ORDER BY object)::text AS objects FROM (
-                                    SELECT relnamespace, CASE relkind WHEN 'v' THEN 'view ' WHEN 'm'
-                                    THEN 'materialized view '
-                                               WHEN 'f' THEN 'foreign table ' WHEN 'S' THEN 'sequence ' ELSE 'table '
+                     LEFT JOIN (SELECT ns,
+                                    json_agg(DISTINCT object ORDER BY object)::text AS objects
+                                FROM (
+                                    SELECT relnamespace, CASE relkind WHEN 'v' THEN 'view '
+                                               WHEN 'm' THEN 'materialized view '
+                                               WHEN 'f' THEN 'foreign table '
+                                               WHEN 'S' THEN 'sequence ' ELSE 'table '
                                                END || relname
-                                    FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND NOT relispartition
+                                    FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+                                        AND NOT relispartition
                                         AND relname <> 'pgshard_backfill'
-                                    -- Two of ours have the shard's number in their names. All shards have them.
+                                    -- Two of ours have the shard's number in their names. All
+                                    -- shards have them.
                                     UNION ALL SELECT pronamespace, 'function '
-                                        || regexp_replace(proname, '^(id_raise|id_lease)_[0-9]+$', '\1_N')
+                                        || regexp_replace(proname, '^(id_raise|id_lease)_[0-9]+$',
+                                            '\1_N')
                                     FROM pg_proc) AS of (ns, object)
                                 GROUP BY ns) AS o ON o.ns = n.oid
                      WHERE s.state = 'serving') AS of_a_shard
                  GROUP BY of_a_shard.objects) AS sets),
     'invalid_indexes', (SELECT json_agg(json_build_array(s.shard_id, c.relname))
-        FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-        JOIN pgshard.shard s ON s.schema_name = n.nspname WHERE NOT (i.indisvalid AND i.indisready)),
-    'lost_rollbacks', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
-        USING (move_id, shard_id)
-                  WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
-    'open_rollbacks', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target, b.stream)) FROM pgshard.back b
-        JOIN pgshard.move m USING (move_id, shard_id)
-                  WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
+        FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+        JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pgshard.shard s ON s.schema_name = n.nspname
+        WHERE NOT (i.indisvalid AND i.indisready)),
+    'lost_rollbacks', (SELECT json_agg(json_build_array(b.shard_id, b.lost))
+        FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
+    'open_rollbacks', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target, b.stream))
+        FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
     'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, m.audit,
                    coalesce(m.audit_found, '{}')))
                FROM AUDITED AS m
                WHERE m.phase = 'kept' AND m.audit IS DISTINCT FROM 'audited'
                  AND NOT (m.audit = 'under way' AND EXISTS (SELECT FROM pg_stat_activity a
-                          WHERE a.application_name = 'pgshard audit ' || m.move_id || '/' || m.shard_id))),
-    'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move WHERE phase NOT IN ('completed', 'aborted')),
-    'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase) ORDER BY l.kind, l.name)
+                          WHERE a.application_name = 'pgshard audit ' || m.move_id || '/'
+                              || m.shard_id))),
+    'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move
+        WHERE phase NOT IN ('completed', 'aborted')),
+    'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase)
+                   ORDER BY l.kind, l.name)
                FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
 
 #[derive(Deserialize)]
@@ -304,7 +321,8 @@ mod tests {
         let left_out =
             r#""not audited", {"left_out": [{"what": "table photos", "why": "it was dropped"}]}"#;
         assert_eq!(told(left_out).left_out, ["table photos: it was dropped"]);
-        let differs = r#""differs", {"differences": [{"what": "table photos", "how": "", "rows": [{"key": "(7)"}]}]}"#;
+        let differs = r#""differs", {"differences":
+            [{"what": "table photos", "how": "", "rows": [{"key": "(7)"}]}]}"#;
         assert_eq!(told(differs).differences, ["table photos (7)"]);
     }
 }

@@ -207,7 +207,8 @@ async fn blockers(
             WHERE w.wait_event_type = 'Lock' AND w.datname = pg_catalog.current_database())
         SELECT DISTINCT a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''),
             coalesce(a.state, ''),
-            (extract(epoch FROM pg_catalog.clock_timestamp() - a.xact_start) * 1000)::double precision,
+            (extract(epoch FROM pg_catalog.clock_timestamp() - a.xact_start)
+                * 1000)::double precision,
             coalesce({text}, ''), waits.waiting
         FROM waits JOIN pg_catalog.pg_stat_activity a ON a.pid = waits.blocker
         ORDER BY waits.waiting DESC, a.pid LIMIT $2"

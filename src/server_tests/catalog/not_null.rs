@@ -11,7 +11,8 @@ use crate::schema::catalog::fingerprint::{differences, fingerprint};
 use crate::server_tests::servers::Servers;
 
 const KEPT: &str = r#"
-    CREATE TABLE par (a int CONSTRAINT x NOT NULL NO INHERIT, b int NOT NULL, c int CONSTRAINT "odd ""nn" NOT NULL,
+    CREATE TABLE par (a int CONSTRAINT x NOT NULL NO INHERIT, b int NOT NULL,
+        c int CONSTRAINT "odd ""nn" NOT NULL,
         d int);
     CREATE TABLE kid (CONSTRAINT own NOT NULL b) INHERITS (par);
     CREATE TABLE more (b int NOT NULL, e int) INHERITS (par);
@@ -28,7 +29,8 @@ const KEPT: &str = r#"
         "cölumn_whose_name_is_so_long_that_postgresql_cuts_names_too" int NOT NULL,
         was_of_another int CONSTRAINT another_table_was_of_another_not_null NOT NULL);
     CREATE DOMAIN "ä_domain_whose_name_is_so_long_that_postgresql_cuts_names" AS int NOT NULL;
-    CREATE TABLE parted (id int NOT NULL, b int CONSTRAINT "of all" NOT NULL) PARTITION BY LIST (id);
+    CREATE TABLE parted (id int NOT NULL, b int CONSTRAINT "of all" NOT NULL)
+        PARTITION BY LIST (id);
     CREATE TABLE part PARTITION OF parted (CONSTRAINT p1nn NOT NULL id) FOR VALUES IN (1);
     CREATE TABLE other PARTITION OF parted FOR VALUES IN (2);
 "#;

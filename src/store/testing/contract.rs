@@ -45,9 +45,10 @@ pub(crate) async fn store_contract(store: Arc<dyn MapStore>) {
     let third = second.merged(&one(4, 1, 2));
     let conflict = store.publish(first.version(), &third).await.unwrap_err();
     let versions = (first.version(), second.version());
-    assert!(
-        matches!(conflict, PublishError::Conflict { expected, found } if (expected, found) == versions)
-    );
+    assert!(matches!(
+        conflict,
+        PublishError::Conflict { expected, found } if (expected, found) == versions
+    ));
     assert!(conflict.is_retryable());
     let same_version = third.with_version(second.version());
     assert!(matches!(

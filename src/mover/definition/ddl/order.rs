@@ -187,12 +187,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_comes_after_what_it_needs(pairs in prop::collection::vec((0u32..20, 0u32..20), 0..60)) {
+        fn everything_comes_after_what_it_needs(
+            pairs in prop::collection::vec((0u32..20, 0u32..20), 0..60),
+        ) {
             // Edges that always lead from a larger number to a smaller one make no circle.
-            let edges: Vec<_> = pairs.iter().filter(|(a, b)| a > b).map(|(a, b)| edge(*a, *b)).collect();
+            let edges: Vec<_> = pairs
+                .iter()
+                .filter(|(a, b)| a > b)
+                .map(|(a, b)| edge(*a, *b))
+                .collect();
             let nodes = (0..20).rev().map(|oid| node(oid, Stage::Definition, true)).collect();
             let ordered = order(nodes, &edges).unwrap();
-            let place: BTreeMap<_, _> = ordered.iter().enumerate().map(|(i, n)| (n.address.clone(), i)).collect();
+            let place: BTreeMap<_, _> = ordered
+                .iter()
+                .enumerate()
+                .map(|(i, n)| (n.address.clone(), i))
+                .collect();
             prop_assert_eq!(place.len(), 20);
             for (from, to) in &edges {
                 prop_assert!(place[to] < place[from]);

@@ -50,7 +50,12 @@ impl Group<'_> {
             .is_none()
             .then_some(self.context.options.wal_max);
         tokio::select! {
-            trouble = self.watchdog.watch(&self.context.hosts, &self.shared.source, &name, wal_max) => trouble,
+            trouble = self.watchdog.watch(
+                &self.context.hosts,
+                &self.shared.source,
+                &name,
+                wal_max,
+            ) => trouble,
             trouble = stopping => trouble,
             trouble = pausing => trouble,
         }
@@ -98,8 +103,12 @@ impl Group<'_> {
             slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await
         };
         if let Err(error) = dropped.await {
-            tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be \
-                dropped");
+            tracing::error!(
+                slot = name,
+                host = %self.shared.source,
+                error = chain(&error),
+                "the slot could not be dropped"
+            );
         }
         let abort = |(shard, end): ShardResult| {
             let part = parts.iter().find(|part| part.shard == shard).cloned();

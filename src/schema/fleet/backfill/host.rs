@@ -62,8 +62,8 @@ pub(super) struct Work<'a> {
 /// The result of a worker's work on a shard.
 enum After {
     Done,
-    /// It goes back into this host's queue, after a pause. When the patience is over, it is given up
-    /// for this reason.
+    /// It goes back into this host's queue, after a pause. When the patience is over, it is given
+    /// up for this reason.
     Later(BackfillFault),
     /// It goes into the queue of the host that it has moved to.
     Gone(HostName),

@@ -19,7 +19,8 @@ const NAME_MAX: usize = 63;
 ///
 /// ```
 /// use pgshard::schema::backfill::Backfill;
-/// let sql = "UPDATE {shard}.photos SET caption = title WHERE id BETWEEN {low} AND {high} AND caption IS NULL";
+/// let sql = "UPDATE {shard}.photos SET caption = title
+///     WHERE id BETWEEN {low} AND {high} AND caption IS NULL";
 /// let backfill = Backfill::new("0001_captions", sql, "photos", None)?;
 /// assert_eq!(backfill.table(), "photos");
 /// # Ok::<(), pgshard::schema::backfill::BackfillMistake>(())
