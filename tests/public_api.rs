@@ -27,7 +27,11 @@ fn what_the_library_offers() {
         .expect(
             "public-api reads the JSON of this toolchain: Cargo.toml names the release that does",
         );
-    insta::with_settings!({ snapshot_path => "data", prepend_module_to_snapshot => false, omit_expression => true }, {
+    insta::with_settings!({
+        snapshot_path => "data",
+        prepend_module_to_snapshot => false,
+        omit_expression => true
+    }, {
         insta::assert_snapshot!("public-api", surface.to_string());
     });
 }

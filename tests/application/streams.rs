@@ -131,8 +131,8 @@ on_each_version! {
         for _ in 0..3 {
             rows.try_next().await.unwrap().unwrap();
         }
-        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0.001)%'
-            AND pid <> pg_backend_pid()";
+        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE query LIKE '%pg_sleep(0.001)%' AND pid <> pg_backend_pid()";
         shards
             .cluster
             .superuser(1)
@@ -356,7 +356,9 @@ on_each_version! {
             Ok((Reverse(row.try_get::<_, i32>(0)?), row.try_get::<_, i64>(1)?))
         };
         let mut wanted: Vec<_> = (0..8_u16)
-            .flat_map(|shard| (11..=1000_i64).map(move |id| ((Reverse((id % 7) as i32), id), shard)))
+            .flat_map(|shard| {
+                (11..=1000_i64).map(move |id| ((Reverse((id % 7) as i32), id), shard))
+            })
             .collect();
         wanted.sort();
         let all = async || {
@@ -410,8 +412,8 @@ on_each_version! {
         }
     }
 
-    /// The first error ends a merge, because the rows that would follow are not known to be next. It
-    /// names its shard, and no connection is left in the middle of something.
+    /// The first error ends a merge, because the rows that would follow are not known to be next.
+    /// It names its shard, and no connection is left in the middle of something.
     async fn a_merge_of_streams_ends_with_its_first_error(version) {
         let shards = Shards::start(version, 8).await;
         for number in 0..8 {
@@ -460,9 +462,13 @@ on_each_version! {
                 .await
                 .unwrap_err(),
             all.merge_raw("SELECT 1; SELECT 2", params![], number).await.unwrap_err(),
-            all.merge_raw("WITH a AS (DELETE FROM {shard}.photos RETURNING id) TABLE a", params![], number)
-                .await
-                .unwrap_err(),
+            all.merge_raw(
+                "WITH a AS (DELETE FROM {shard}.photos RETURNING id) TABLE a",
+                params![],
+                number,
+            )
+            .await
+            .unwrap_err(),
             all.merge_raw("SELECT nextval('{shard}.missing')", params![], number)
                 .await
                 .unwrap_err(),

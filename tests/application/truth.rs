@@ -66,7 +66,8 @@ on_each_version! {
     async fn an_error_about_the_answer_says_that_the_statement_has_run(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
-        let two = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x'), ($1 + 1, 'x') RETURNING title";
+        let two = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x'), ($1 + 1, 'x') \
+            RETURNING title";
         let shard = router.by_key(0);
         let one = shard.query_one(two, &[&10_i64]).await.unwrap_err();
         assert!(
@@ -82,7 +83,8 @@ on_each_version! {
         );
         assert_eq!(
             one.to_string(),
-            "shard 0 on host db1 gave 2 rows where exactly one was wanted, and the statement has run"
+            "shard 0 on host db1 gave 2 rows where exactly one was wanted, \
+             and the statement has run"
         );
         let opt = shard.query_opt(two, &[&20_i64]).await.unwrap_err();
         let wrong = [
@@ -111,7 +113,8 @@ on_each_version! {
             );
         }
         let ids = router.by_ids(&[0]).query_in_order(
-            "INSERT INTO {shard}.photos (id, title) SELECT 60, 'x' FROM unnest($1::bigint[]) RETURNING title"
+            "INSERT INTO {shard}.photos (id, title) SELECT 60, 'x' FROM unnest($1::bigint[]) \
+             RETURNING title"
         ).await.unwrap_err();
         let ids = ids.failed[0].error.clone();
         assert!(matches!(ids, Error::Decode { .. }), "{ids:?}");

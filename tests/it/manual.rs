@@ -25,13 +25,16 @@ trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 pgshard() {
     local words=() word
     for word in "$@"; do
-        [ "$word" != ID ] || word=$(command pgshard moves list --json | jq -r '[.moves[].move] | max')
+        [ "$word" != ID ] ||
+            word=$(command pgshard moves list --json | jq -r '[.moves[].move] | max')
         words+=("$word")
     done
     case " $* " in
     *" --plan "*) ;;
-    " move "* | " rebalance "* | " drain "* | " dev down "* | " host accept "* | " host remove "*) words+=(--yes) ;;
-    " recover "* | " map rebuild "* | " moves rollback "* | " moves complete "* | " moves repair "*) words+=(--yes) ;;
+    " move "* | " rebalance "* | " drain "* | " dev down "* | " host accept "* | " host remove "*)
+        words+=(--yes) ;;
+    " recover "* | " map rebuild "* | " moves rollback "* | " moves complete "* | " moves repair "*)
+        words+=(--yes) ;;
     esac
     command pgshard "${words[@]}"
 }

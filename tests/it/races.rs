@@ -36,7 +36,8 @@ on_each_version!(
         db1.batch_execute("CREATE SCHEMA shard_0001__signpost_e2").await.unwrap();
         let mover = world.mover();
         let plan = mover.plan(&world.request("1", "db1")).await.unwrap();
-        let report = tokio::time::timeout(Duration::from_secs(40), mover.run(&plan)).await.expect("the mover ends");
+        let report = tokio::time::timeout(Duration::from_secs(40), mover.run(&plan)).await;
+        let report = report.expect("the mover ends");
         assert_eq!(report.failed.len(), 1, "{report:?}");
         assert_eq!(world.state(1, 1).await, "serving");
         db1.batch_execute("DROP SCHEMA shard_0001__signpost_e2").await.unwrap();
@@ -50,7 +51,8 @@ on_each_version!(
         let world = World::new(&[version, version], 4).await;
         let (shard, host) = (ShardId::new(1).unwrap(), HostName::new("db2").unwrap());
         let wrong = Placement { host, epoch: ShardEpoch::new(5).unwrap() };
-        publish_merged(&world.config.map_store(), &Changes::from_iter([(shard, wrong)])).await.unwrap();
+        let wrong = Changes::from_iter([(shard, wrong)]);
+        publish_merged(&world.config.map_store(), &wrong).await.unwrap();
         match world.mover().plan(&world.request("1", "db2")).await {
             Err(Error::Refused { refusals }) => assert_eq!(refusals.len(), 1, "{refusals:?}"),
             other => panic!("{other:?}"),
@@ -60,10 +62,12 @@ on_each_version!(
     /// If the names of two hosts are exchanged, gc would take one host's journal for the other's.
     async fn names_that_are_exchanged(version) {
         let world = World::new(&[version, version], 4).await;
-        let options: Vec<_> = world.config.hosts.values().map(|host| host.connect.clone()).rev().collect();
+        let options = world.config.hosts.values().map(|host| host.connect.clone());
+        let options: Vec<_> = options.rev().collect();
         let hosts = Hosts::new(world.config.hosts.keys().cloned().zip(options));
         let store = std::sync::Arc::new(world.config.map_store());
-        let mover = Mover::new(hosts, world.cluster(), store, Options::default(), Observer::silent());
+        let mover =
+            Mover::new(hosts, world.cluster(), store, Options::default(), Observer::silent());
         assert!(mover.plan(&world.request("1", "db2")).await.is_err());
         let report = mover.gc().await;
         assert_eq!(report.failed.len(), 2, "{report:?}");
@@ -82,7 +86,11 @@ on_each_version!(
             = \"1\"\n", upto_map(&fewer));
         let epoch = text.replace("2026-01-01", "2025-01-01");
         assert!(epoch != text && fewer.contains("shards = 2"), "{text}");
-        for (name, config) in [("prefix.toml", &prefix), ("fewer.toml", &fewer), ("epoch.toml", &epoch)] {
+        for (name, config) in [
+            ("prefix.toml", &prefix),
+            ("fewer.toml", &fewer),
+            ("epoch.toml", &epoch),
+        ] {
             let path = world.write(name, config);
             let path = path.to_str().unwrap();
             for (args, code) in [
@@ -108,7 +116,9 @@ on_each_version!(
     async fn no_map_of_exchanged_names(version) {
         let world = World::new(&[version, version], 4).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
-        let exchanged = text.replace("[hosts.db1]", "[hosts.x]").replace("[hosts.db2]", "[hosts.db1]");
+        let exchanged = text
+            .replace("[hosts.db1]", "[hosts.x]")
+            .replace("[hosts.db2]", "[hosts.db1]");
         world.write("pgshard.toml", &exchanged.replace("[hosts.x]", "[hosts.db2]"));
         let ran = world.run(&["map", "rebuild", "--yes"]).await;
         assert!(ran.ended(4).stderr.contains("it recorded that it is the host \
@@ -122,9 +132,11 @@ on_each_version!(
     /// the map, is in the map that is published.
     async fn a_rebuild_from_a_look_of_before(version) {
         let world = World::new(&[version, version], 4).await;
-        let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
+        let hosts = world.config.hosts.values();
+        let hosts = Hosts::new(hosts.map(|host| (host.name.clone(), host.connect.clone())));
         let elsewhere = std::sync::Arc::new(MemoryStore::new(world.published()));
-        let mover = Mover::new(hosts, world.cluster(), elsewhere, Options::default(), Observer::silent());
+        let mover =
+            Mover::new(hosts, world.cluster(), elsewhere, Options::default(), Observer::silent());
         let go = async |shard: &str| {
             let plan = mover.plan(&world.request(shard, "db2")).await.unwrap();
             assert!(mover.run(&plan).await.failed.is_empty());
@@ -174,7 +186,8 @@ on_each_version!(
     /// back.
     async fn abort_without_the_target(version) {
         let world = World::new(&[version, version], 4).await;
-        let id = world.run_until(&["move", "1", "--to", "db2", "--yes"], "after ready=kill").await.ended(-9).id();
+        let move_it = ["move", "1", "--to", "db2", "--yes"];
+        let id = world.run_until(&move_it, "after ready=kill").await.ended(-9).id();
         world.servers.server(1).stop(StopMode::Immediate).unwrap();
         // Only in part: what the target has is left to gc.
         world.run(&["moves", "abort", &id]).await.ended(8);

@@ -339,7 +339,8 @@ on_each_version! {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "shard 1 on host db1 gave 0 rows where exactly one was wanted, and the statement has run"
+            "shard 1 on host db1 gave 0 rows where exactly one was wanted, \
+             and the statement has run"
         );
     }
 

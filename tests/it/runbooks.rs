@@ -37,8 +37,16 @@ const PLAYED: [&str; 12] = [
 const SAYS_WHAT_FAILS: &str = r###"
 set +e
 eval "typed_$(declare -f pgshard)"
-pgshard() { typed_pgshard "$@"; local code=$?; [ $code = 0 ] || echo "## $code $*" >&2; return $code; }
-trap 'code=$?; case "$BASH_COMMAND" in *pgshard\ *|"return "*) ;; *) echo "## $code $BASH_COMMAND" >&2 ;; esac' ERR
+pgshard() {
+    typed_pgshard "$@"; local code=$?
+    [ $code = 0 ] || echo "## $code $*" >&2
+    return $code
+}
+trap 'code=$?
+case "$BASH_COMMAND" in
+*pgshard\ *|"return "*) ;;
+*) echo "## $code $BASH_COMMAND" >&2 ;;
+esac' ERR
 "###;
 
 fn page() -> String {

@@ -27,7 +27,8 @@ const LIKE_RDS: &str = "
     CREATE FUNCTION pg_catalog.rds_guard() RETURNS void LANGUAGE plpgsql AS $$
     BEGIN
         IF NOT pg_has_role(session_user, 'rds_replication', 'USAGE') THEN
-            RAISE insufficient_privilege USING MESSAGE = 'permission denied to use replication slots';
+            RAISE insufficient_privilege
+                USING MESSAGE = 'permission denied to use replication slots';
         END IF;
     END $$;
     DO $do$
@@ -39,8 +40,10 @@ const LIKE_RDS: &str = "
             FROM pg_proc WHERE proname IN ('pg_create_logical_replication_slot',
                 'pg_drop_replication_slot', 'pg_replication_slot_advance')
         LOOP
-            EXECUTE format('ALTER FUNCTION %s RENAME TO %I', f.oid::regprocedure, 'rds_' || f.proname);
-            EXECUTE format('CREATE FUNCTION pg_catalog.%I(%s) RETURNS %s LANGUAGE sql SECURITY DEFINER
+            EXECUTE format('ALTER FUNCTION %s RENAME TO %I', f.oid::regprocedure,
+                'rds_' || f.proname);
+            EXECUTE format('CREATE FUNCTION pg_catalog.%I(%s) RETURNS %s
+                LANGUAGE sql SECURITY DEFINER
                 AS $f$ SELECT rds_guard(); SELECT * FROM pg_catalog.%I(%s) $f$',
                 f.proname, f.takes, f.gives, 'rds_' || f.proname,
                 (SELECT string_agg('$' || n, ', ') FROM generate_series(1, f.pronargs) n));
@@ -394,7 +397,8 @@ on_each_version! {
         let db1 = world.servers.app(0).await;
         let insert = "INSERT INTO shard_0001.users (name) VALUES ('a') RETURNING id";
         let before: i64 = db1.query_one(insert, &[]).await.unwrap().get(0);
-        let restart = "ALTER SEQUENCE shard_0001.id_ticket RESTART; ALTER SEQUENCE shard_0001.id_offset RESTART";
+        let restart = "ALTER SEQUENCE shard_0001.id_ticket RESTART; \
+            ALTER SEQUENCE shard_0001.id_offset RESTART";
         world
             .servers
             .superuser(0)

@@ -13,8 +13,8 @@ use crate::support::{Ran, World, lines};
 const CAUGHT: &str = "a trap in public";
 
 /// Types that are combined in statements.
-const TYPES: &str = r#"'{int2,int4,int8,float8,numeric,text,varchar,name,"\"char\"",oid,bool,timestamptz,interval,jsonb,
-    uuid,pg_lsn}'::text[]"#;
+const TYPES: &str = r#"'{int2,int4,int8,float8,numeric,text,varchar,name,"\"char\"",oid,bool,
+    timestamptz,interval,jsonb,uuid,pg_lsn}'::text[]"#;
 
 /// Operators that give a boolean, and operators that give a number.
 const OPERATORS: [(&str, &str); 2] = [
@@ -23,9 +23,10 @@ const OPERATORS: [(&str, &str); 2] = [
 ];
 
 /// Functions with arguments that PostgreSQL would have to convert.
-const FUNCTIONS: &str = "'{format,concat,concat_ws,left,right,round,floor,ceil,length,lower,quote_ident,date_part,
-    to_timestamp,generate_series,to_regclass,string_agg,array_agg,unnest,sum,max,count,md5,mod,nextval,setval,
-    split_part,starts_with,has_schema_privilege,pg_has_role,extract,array_to_string}'::text[]";
+const FUNCTIONS: &str = "'{format,concat,concat_ws,left,right,round,floor,ceil,length,lower,
+    quote_ident,date_part,to_timestamp,generate_series,to_regclass,string_agg,array_agg,unnest,sum,
+    max,count,md5,mod,nextval,setval,split_part,starts_with,has_schema_privilege,pg_has_role,
+    extract,array_to_string}'::text[]";
 
 /// Sets the traps, as a role that has no other right.
 async fn lay(superuser: &Client) {
@@ -53,7 +54,8 @@ async fn lay(superuser: &Client) {
             FOREACH f IN ARRAY {FUNCTIONS} LOOP
                 FOREACH a IN ARRAY \
                 '{{int2,int4,int8,text,name,varchar,oid,\"text,text\",\"text,int4\",\"text,int8\",
-                    \"name,name\",\"text,name\",\"name,text\",\"text,text,text\",\"int4,int8\"}}'::text[] LOOP
+                    \"name,name\",\"text,name\",\"name,text\",\"text,text,text\",\
+                    \"int4,int8\"}}'::text[] LOOP
                     EXECUTE format('CREATE FUNCTION public.%I(%s) RETURNS text LANGUAGE plpgsql
                         AS $$ BEGIN RAISE EXCEPTION ''{CAUGHT}''; END $$', f, a);
                 END LOOP;

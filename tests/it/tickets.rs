@@ -350,7 +350,10 @@ on_each_version! {
             .await
             .unwrap_err();
         assert!(
-            matches!(&error, tickets::Error::Refused(said) if matches!(said[..], [Refusal::HostName { .. }])),
+            matches!(
+                &error,
+                tickets::Error::Refused(said) if matches!(said[..], [Refusal::HostName { .. }])
+            ),
             "{error}"
         );
 
@@ -422,7 +425,10 @@ on_each_version! {
                 .collect();
             assert_eq!(given, all, "stride {stride}, run {run}, blocks of {block}");
             assert!(
-                matches!(&error, tickets::Error::UsedUp { hosts, .. } if hosts.len() == first.len()),
+                matches!(
+                    &error,
+                    tickets::Error::UsedUp { hosts, .. } if hosts.len() == first.len()
+                ),
                 "{error:?}"
             );
             let said = pgshard::pg::cause::chain(&error);

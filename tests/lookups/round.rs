@@ -14,7 +14,8 @@ use super::support::World;
 use super::work::now_ms;
 
 const TABLES: &str = "
-    CREATE TABLE {shard}.users (id bigint PRIMARY KEY, email text UNIQUE, name text UNIQUE, op text NOT NULL);
+    CREATE TABLE {shard}.users (id bigint PRIMARY KEY, email text UNIQUE, name text UNIQUE,
+        op text NOT NULL);
     CREATE TABLE {shard}.history (op text PRIMARY KEY, id bigint NOT NULL, email text, name text,
         gone boolean NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
     CREATE FUNCTION {shard}.write_history() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

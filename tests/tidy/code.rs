@@ -195,7 +195,7 @@ const COLUMNS: usize = 100;
 
 /// rustfmt does not wrap long literals and the contents of macros such as `html!`. This many lines
 /// are longer for that reason; the number may fall, and not rise.
-const LONG_LINES: usize = 391;
+const LONG_LINES: usize = 7;
 
 fn is_comment_table(line: &str) -> bool {
     let line = line.trim_start().trim_start_matches(['/', '!']);

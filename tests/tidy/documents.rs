@@ -204,8 +204,8 @@ fn guarantees_name_tests_that_exist() {
     assert!(named > 40);
 }
 
-/// `console::safe::{a_token, hostile}` in backticks is two tests, and `hostile::moves` may be a file
-/// of tests.
+/// `console::safe::{a_token, hostile}` in backticks is two tests, and `hostile::moves` may be a
+/// file of tests.
 #[test]
 fn the_threat_model_and_the_page_on_testing_name_tests_that_exist() {
     let mut named = 0;

@@ -50,7 +50,8 @@ fn a_server_that_writes_to_the_terminal() {
     let cluster = cluster(1);
     assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
     let sql = r"CREATE TABLE {shard}.hostile ();
-        DO $$ BEGIN RAISE EXCEPTION '%', E'a\x1b[2Jb\x1b]0;c\x07d\r' || chr(155) || chr(8238); END $$";
+        DO $$ BEGIN RAISE EXCEPTION '%', E'a\x1b[2Jb\x1b]0;c\x07d\r' || chr(155)
+            || chr(8238); END $$";
     cluster.write("migrations/0002_hostile.sql", sql);
     for command in [
         &["migrate", "up"][..],
@@ -251,8 +252,8 @@ async fn sql_over_shards() {
             .await
             .unwrap();
     }
-    let users = "SELECT id, name, ARRAY[id], 3 AS n, 0.1 AS n, NULL AS nothing, '{\"a\": [1,\n2]}'::json, '{shard}' AS \
-        shard FROM {shard}.users; ";
+    let users = "SELECT id, name, ARRAY[id], 3 AS n, 0.1 AS n, NULL AS nothing, \
+        '{\"a\": [1,\n2]}'::json, '{shard}' AS shard FROM {shard}.users; ";
     assert_shown(
         "sql_text",
         &run(&cluster, &["sql", users]),
@@ -280,7 +281,12 @@ async fn sql_over_shards() {
         "9007199254740993",
         serde_json::json!({"id": "9007199254740993", "name": "Zoë\nof 6"}),
     );
-    let expected = serde_json::json!([{"u": user, "us": [user], "r": {"f1": id, "f2": "x", "f3": 1.5}, "a": [[id]]}]);
+    let expected = serde_json::json!([{
+        "u": user,
+        "us": [user],
+        "r": {"f1": id, "f2": "x", "f3": 1.5},
+        "a": [[id]],
+    }]);
     assert_eq!(within[0]["rows"], expected);
     for format in ["JSON", "XML", "YAML", "TEXT"] {
         let explain = format!("EXPLAIN (FORMAT {format}) SELECT FROM {{shard}}.users");

@@ -161,7 +161,8 @@ impl Browser {
         let keys = text
             .chars()
             .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key })));
-        let actions = json!({ "actions": [{ "type": "key", "id": "keys", "actions": keys.collect::<Vec<_>>() }] });
+        let keys: Vec<_> = keys.collect();
+        let actions = json!({ "actions": [{ "type": "key", "id": "keys", "actions": keys }] });
         self.call("POST", "/actions", &actions);
     }
 

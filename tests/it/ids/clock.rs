@@ -348,14 +348,8 @@ on_each_version! {
                 replace(replace(pg_get_functiondef('shard_0005.next_id'::regproc),
                     $$h bigint := pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass)$$,
                     $$h bigint := \
-                    \
-                    \
-                    \
-                    \
-                    \
-                    \
-                    \
-                    test_clock.stop(pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass))$$),
+                    test_clock.stop(\
+                    pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass))$$),
                     '128', '{fresh}')); END $do$"
                 ))
                 .await

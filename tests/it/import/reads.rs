@@ -96,7 +96,8 @@ on_each_version! {
     }
 }
 
-/// Without statistics, pages are sampled: a key with many rows is found, and the rows are estimated.
+/// Without statistics, pages are sampled: a key with many rows is found, and the rows are
+/// estimated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_without_statistics_are_sampled() {
     let off = vec![("autovacuum".to_owned(), "off".to_owned())];

@@ -131,7 +131,8 @@ on_each_version! {
         client.batch_execute(disable).await.unwrap();
         let refused = world.run(&["lookups", "build", "emails"]).await;
         refused.ended(1);
-        assert!(refused.stderr.contains("in shard 2 on host db1 is missing or disabled"), "{}", refused.stderr);
+        let stderr = &refused.stderr;
+        assert!(stderr.contains("in shard 2 on host db1 is missing or disabled"), "{stderr}");
         client.batch_execute(&disable.replace("DISABLE", "ENABLE")).await.unwrap();
         world.run(&["lookups", "build", "emails"]).await.ended(0);
         world.run(&["lookups", "status"]).await.ended(0);

@@ -172,9 +172,9 @@ on_each_version! {
             client.batch_execute(&old).await.unwrap();
             // More than a statement reads.
             let many = format!(
-                "INSERT INTO shard_{shard:04}.pgshard_claim SELECT 'emails', sha256(n::text::bytea), \
-                 gen_random_uuid(), n::text, 'void', '1', now() - interval '1 hour' * (n % 48) FROM \
-                 generate_series(1, 1200) AS n"
+                "INSERT INTO shard_{shard:04}.pgshard_claim SELECT 'emails', \
+                 sha256(n::text::bytea), gen_random_uuid(), n::text, 'void', '1', \
+                 now() - interval '1 hour' * (n % 48) FROM generate_series(1, 1200) AS n"
             );
             client.batch_execute(&many).await.unwrap();
         }

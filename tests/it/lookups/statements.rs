@@ -14,14 +14,17 @@ on_each_version! {
         let world = world(&[version], 4).await;
         let router = world.router().await;
         let other = world.servers.app(0).await;
-        other.batch_execute("BEGIN; LOCK shard_0001.pgshard_claim IN EXCLUSIVE MODE").await.unwrap();
+        let lock = "BEGIN; LOCK shard_0001.pgshard_claim IN EXCLUSIVE MODE";
+        other.batch_execute(lock).await.unwrap();
         let registering = tokio::spawn({
             let router = router.clone();
             async move { register(&router, 1, "a").await }
         });
         // The entry is there, and the statement that uses it waits for the lock.
         let entries: Vec<String> = (0..4)
-            .map(|shard| format!("SELECT lookup, hash, claim, key FROM shard_{shard:04}.pgshard_entry"))
+            .map(|shard| {
+                format!("SELECT lookup, hash, claim, key FROM shard_{shard:04}.pgshard_entry")
+            })
             .collect();
         let void = format!(
             "INSERT INTO shard_0001.pgshard_claim SELECT lookup, hash, claim, key, 'void', \
@@ -58,7 +61,10 @@ on_each_version! {
             problem: LookupProblem::OtherDefinition { shard, .. }, ..
         } if shard.get() == 1);
         assert!(is_other, "{refused}");
-        for removed in ["DELETE FROM shard_0001.pgshard_lookup", "DROP TABLE shard_0001.pgshard_claim"] {
+        for removed in [
+            "DELETE FROM shard_0001.pgshard_lookup",
+            "DROP TABLE shard_0001.pgshard_claim",
+        ] {
             client.batch_execute(removed).await.unwrap();
             let refused = refusal().await;
             let is_missing = matches!(&refused, Error::Lookup {
@@ -78,8 +84,8 @@ on_each_version! {
         client.batch_execute(rule).await.unwrap();
         register(&router, 1, "a").await.unwrap();
         let claiming = |email| router.claiming(2_i64, [("emails", email)]).unwrap();
-        let with = "WITH given AS (SELECT $1::bigint, $2::text) INSERT INTO {shard}.users (id, email) \
-            SELECT * FROM given";
+        let with = "WITH given AS (SELECT $1::bigint, $2::text) \
+            INSERT INTO {shard}.users (id, email) SELECT * FROM given";
         claiming("b").execute(with, &both(&2, &"b")).await.unwrap();
         // The parameters of claims are not at the statement's disposal.
         let beyond = "INSERT INTO {shard}.users (id, email, name) VALUES ($1, $2, $3)";

@@ -34,7 +34,8 @@ on_each_version! {
             AS $$ SELECT count(*) FROM {shard}.photos $$",
         ));
         world.run(&["migrate", "up"]).await.ended(0);
-        let quoted = r#"CREATE OR REPLACE FUNCTION shard_0001.photos_count() RETURNS bigint LANGUAGE sql
+        let quoted = r#"CREATE OR REPLACE FUNCTION shard_0001.photos_count() RETURNS bigint
+            LANGUAGE sql
             AS $$ SELECT count(*) FROM "shard_0001".photos $$"#;
         world
             .servers

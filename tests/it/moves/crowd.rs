@@ -198,7 +198,8 @@ async fn settled(world: &World, rest: impl Future<Output = Vec<Did>>) -> Vec<Did
         tokio::select! {
             did = &mut rest => return did,
             () = tokio::time::sleep(Duration::from_secs(2)) => {
-                for one in listed(world).await.iter().filter(|one| is_open(one) && one["desired"] != "go") {
+                let all = listed(world).await;
+                for one in all.iter().filter(|one| is_open(one) && one["desired"] != "go") {
                     // It may have ended since.
                     world.run(&["moves", "continue", one["move"].as_str().unwrap()]).await;
                 }

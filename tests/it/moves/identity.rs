@@ -12,8 +12,10 @@ use crate::support::{TABLES, World, go_on, lines, never_stopped, other, stopped}
 /// because a column may be null.
 const KEYLESS: &str = r#"
     CREATE TABLE {shard}.visits (user_id bigint NOT NULL, page text, seen int NOT NULL DEFAULT 0);
-    CREATE TABLE {shard}.members (team bigint NOT NULL, user_id bigint NOT NULL, role text, UNIQUE (user_id, team));
-    CREATE TABLE {shard}.places (id bigint PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, at int NOT NULL);
+    CREATE TABLE {shard}.members (team bigint NOT NULL, user_id bigint NOT NULL, role text,
+        UNIQUE (user_id, team));
+    CREATE TABLE {shard}.places (id bigint PRIMARY KEY DEFERRABLE INITIALLY DEFERRED,
+        at int NOT NULL);
     CREATE TABLE {shard}.quiet (id bigint PRIMARY KEY, v text);
     ALTER TABLE {shard}.quiet REPLICA IDENTITY NOTHING;
     CREATE TABLE {shard}.hollow ();

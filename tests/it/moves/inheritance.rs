@@ -12,9 +12,11 @@ use crate::support::{World, lines, other, rounds};
 /// A child made by INHERITS, one with two parents, one with its columns in another order, a child
 /// of a child.
 const SCHEMA: &str = r#"
-    CREATE TABLE {shard}.parents (id bigint PRIMARY KEY, v text NOT NULL DEFAULT 'x', n int CHECK (n >= 0));
+    CREATE TABLE {shard}.parents (id bigint PRIMARY KEY, v text NOT NULL DEFAULT 'x',
+        n int CHECK (n >= 0));
     CREATE TABLE {shard}.others (note text);
-    CREATE TABLE {shard}.children (own int, PRIMARY KEY (id)) INHERITS ({shard}.parents, {shard}.others);
+    CREATE TABLE {shard}.children (own int, PRIMARY KEY (id))
+        INHERITS ({shard}.parents, {shard}.others);
     CREATE TABLE {shard}.keyless () INHERITS ({shard}.parents);
     CREATE TABLE {shard}.grandchildren (PRIMARY KEY (id)) INHERITS ({shard}.children);
     ALTER TABLE {shard}.parents ADD COLUMN late int DEFAULT 5;

@@ -37,23 +37,24 @@ const SCHEMA: &str = r#"
     GRANT UPDATE (mood) ON {shard}.accounts TO PUBLIC;
 
     CREATE TABLE {shard}.values (
-        n integer PRIMARY KEY, a boolean, b smallint, c integer, d bigint, e real, f double precision, g numeric,
-        h numeric(10,3),
-        i text, j varchar(10), k char(5), l bytea, m date, o time, p timetz, q timestamp, r timestamptz, s interval,
-        t uuid,
-        u json, v jsonb, w inet, x cidr, y macaddr, z bit(5), aa varbit, ab int4range, ac tstzrange, ad int4multirange,
-        ae point, af box, ag path, ah polygon, ai circle, aj tsvector, ak tsquery, al money, am pg_lsn, an "char",
-        ao name,
-        ap integer[], aq {shard}.mood[], ar {shard}.address[], at {shard}.span, au jsonpath, av {shard}.email,
-        aw {shard}.email[],
-        ax {shard}.address, ay text COLLATE "C", az lseg, ba timestamptz[], bb macaddr8, bc daterange);
-    CREATE TABLE {shard}.bookings (room integer, during tstzrange NOT NULL, EXCLUDE USING gist (during WITH &&));
+        n integer PRIMARY KEY, a boolean, b smallint, c integer, d bigint, e real,
+        f double precision, g numeric, h numeric(10,3), i text, j varchar(10), k char(5), l bytea,
+        m date, o time, p timetz, q timestamp, r timestamptz, s interval, t uuid, u json, v jsonb,
+        w inet, x cidr, y macaddr, z bit(5), aa varbit, ab int4range, ac tstzrange,
+        ad int4multirange, ae point, af box, ag path, ah polygon, ai circle, aj tsvector,
+        ak tsquery, al money, am pg_lsn, an "char", ao name, ap integer[], aq {shard}.mood[],
+        ar {shard}.address[], at {shard}.span, au jsonpath, av {shard}.email, aw {shard}.email[],
+        ax {shard}.address, ay text COLLATE "C", az lseg, ba timestamptz[], bb macaddr8,
+        bc daterange);
+    CREATE TABLE {shard}.bookings (room integer, during tstzrange NOT NULL,
+        EXCLUDE USING gist (during WITH &&));
     CREATE TABLE {shard}.log (at timestamptz, line text);
     ALTER TABLE {shard}.log REPLICA IDENTITY FULL;
     ALTER TABLE {shard}.log ALTER COLUMN line SET STORAGE EXTERNAL;
     CREATE TABLE {shard}.dropped (a integer, b integer, c text);
     ALTER TABLE {shard}.dropped DROP COLUMN b;
-    CREATE TABLE {shard}."Ödd ""table""" ("select" integer PRIMARY KEY, "Spalte mit Leerzeichen" text);
+    CREATE TABLE {shard}."Ödd ""table""" ("select" integer PRIMARY KEY,
+        "Spalte mit Leerzeichen" text);
     CREATE TABLE {shard}.nothing ();
     CREATE VIEW {shard}.happy AS SELECT id, full_name FROM {shard}.accounts WHERE mood <> 'sad';
     CREATE VIEW {shard}.by_account AS SELECT a.*, count(*) FROM {shard}.accounts a GROUP BY a.id;
@@ -64,23 +65,28 @@ const SCHEMA: &str = r#"
         SELECT sum(n) AS n, '2020-01-01 12:00+00'::timestamptz::text AS shown FROM {shard}.moods;
     CREATE MATERIALIZED VIEW {shard}.not_yet AS SELECT id FROM {shard}.accounts WITH NO DATA;
     CREATE COLLATION {shard}.by_bytes (LOCALE = 'C');
-    CREATE TABLE {shard}.ruled (id integer PRIMARY KEY, word text COLLATE {shard}.by_bytes, n integer DEFAULT 0);
+    CREATE TABLE {shard}.ruled (id integer PRIMARY KEY, word text COLLATE {shard}.by_bytes,
+        n integer DEFAULT 0);
     CREATE RULE counted AS ON UPDATE TO {shard}.ruled DO ALSO
         INSERT INTO {shard}.log VALUES ('2020-01-01', 'updated ' || OLD.id);
-    CREATE RULE kept AS ON DELETE TO {shard}.ruled DO INSTEAD UPDATE {shard}.ruled SET n = -1 WHERE id = OLD.id;
-    CREATE RULE into_happy AS ON INSERT TO {shard}.happy DO INSTEAD INSERT INTO {shard}.ruled (id) VALUES (NEW.id);
+    CREATE RULE kept AS ON DELETE TO {shard}.ruled DO INSTEAD UPDATE {shard}.ruled SET n = -1
+        WHERE id = OLD.id;
+    CREATE RULE into_happy AS ON INSERT TO {shard}.happy DO INSTEAD INSERT INTO {shard}.ruled (id)
+        VALUES (NEW.id);
     INSERT INTO {shard}.ruled SELECT g, 'w' || g FROM generate_series(1, 9) g;
     ALTER DEFAULT PRIVILEGES IN SCHEMA {shard} GRANT SELECT ON TABLES TO PUBLIC;
     CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN INSERT INTO {shard}.log VALUES (clock_timestamp(), TG_OP || ' ' || NEW.full_name); RETURN NEW; END $$;
-    CREATE TRIGGER noted AFTER INSERT ON {shard}.accounts FOR EACH ROW EXECUTE FUNCTION {shard}.note();
+        BEGIN INSERT INTO {shard}.log VALUES (clock_timestamp(), TG_OP || ' ' || NEW.full_name);
+            RETURN NEW; END $$;
+    CREATE TRIGGER noted AFTER INSERT ON {shard}.accounts FOR EACH ROW
+        EXECUTE FUNCTION {shard}.note();
 "#;
 
 const DATA: &str = r#"
     SET search_path = shard_0000, public;
     INSERT INTO accounts (id, boss, "position", full_name, email, home, balance, tags, mood) VALUES
-        (1, 2, 1, 'Ängström 🦀', 'a@x', ROW('Street "1", (b)', 12345, 1.50), 0.1000, '{a,"b c",NULL,"d\"e"}',
-            'it''s "fine"'),
+        (1, 2, 1, 'Ängström 🦀', 'a@x', ROW('Street "1", (b)', 12345, 1.50), 0.1000,
+            '{a,"b c",NULL,"d\"e"}', 'it''s "fine"'),
         (2, NULL, 2, E'tab\tnew\nline\\back', NULL, NULL, -999.9999, '{}', 'sad'),
         (3, 3, 3, '', 'c@y', ROW(NULL, NULL, NULL), 12345678901234.5, DEFAULT, 'ok');
     -- A pair that was swapped.
@@ -88,26 +94,29 @@ const DATA: &str = r#"
     INSERT INTO accounts (full_name) SELECT 'user ' || n FROM generate_series(1, 200) n;
     INSERT INTO values (n) VALUES (0);
     INSERT INTO values VALUES
-        (1, true, -32768, 2147483647, -9223372036854775808, 'NaN', 'Infinity', 'NaN', 1.500, 'text', 'é', 'ab',
-            '\x00ff', 'infinity',
-        '24:00', '12:00:00.000001+14', '-infinity', 'infinity', '-1 year 2 mons -3 days 04:05:06.789',
-        gen_random_uuid(),
-        '{"b": 1,  "a":[1, 2.50], "a": null}', '{"b": 1.50, "a": "ü\u0001"}', '::1/64', '10.0.0.0/8',
-        '08:00:2b:01:02:03', '10101', '1',
-        '[1,5)', '[-infinity,2020-01-01 00:00+00]', '{[1,3),[7,9)}', '(0.1,1e300)', '(1,1),(0,0)', '[(0,0),(1,1)]',
-        '((0,0),(1,1),(1,0))',
-        '<(0,0),1>', 'a:1A b:2,3', 'a & !b', '$1,234.50', '16/B374D848', 'x', 'name', '[2:3][-1:0]={{1,2},{3,NULL}}',
-        '{sad,"it''s \"fine\""}', ARRAY[ROW('x', 1, 2.25)::address, NULL], '[0.5,NaN]', '$.a[*] ? (@ > 1)', 'x@y',
+        (1, true, -32768, 2147483647, -9223372036854775808, 'NaN', 'Infinity', 'NaN', 1.500,
+            'text', 'é', 'ab', '\x00ff', 'infinity',
+        '24:00', '12:00:00.000001+14', '-infinity', 'infinity',
+        '-1 year 2 mons -3 days 04:05:06.789', gen_random_uuid(),
+        '{"b": 1,  "a":[1, 2.50], "a": null}', '{"b": 1.50, "a": "ü\u0001"}', '::1/64',
+        '10.0.0.0/8', '08:00:2b:01:02:03', '10101', '1',
+        '[1,5)', '[-infinity,2020-01-01 00:00+00]', '{[1,3),[7,9)}', '(0.1,1e300)', '(1,1),(0,0)',
+        '[(0,0),(1,1)]', '((0,0),(1,1),(1,0))',
+        '<(0,0),1>', 'a:1A b:2,3', 'a & !b', '$1,234.50', '16/B374D848',
+        'x', 'name', '[2:3][-1:0]={{1,2},{3,NULL}}', '{sad,"it''s \"fine\""}',
+        ARRAY[ROW('x', 1, 2.25)::address, NULL], '[0.5,NaN]', '$.a[*] ? (@ > 1)', 'x@y',
         '{a@b,NULL}',
-        ROW('', 0, 0), 'ß', '((0,0),(1,1))', '{infinity,-infinity,"2020-02-29 12:00+02"}', '08:00:2b:01:02:03:04:05',
-        'empty'),
-        (2, false, 0, 0, 0, '-0', '1e-307', 1.0, 0, repeat('long ', 20000), '', '', decode(repeat('ab', 5000), 'hex'),
+        ROW('', 0, 0), 'ß', '((0,0),(1,1))', '{infinity,-infinity,"2020-02-29 12:00+02"}',
+        '08:00:2b:01:02:03:04:05', 'empty'),
+        (2, false, 0, 0, 0, '-0', '1e-307', 1.0, 0, repeat('long ', 20000), '', '',
+            decode(repeat('ab', 5000), 'hex'),
             '0044-03-15 BC',
         '00:00', '00:00-12', '294276-12-31 23:59:59.999999', '4713-01-01 00:00+00 BC', '0',
         '00000000-0000-0000-0000-000000000000', 'null', 'null',
-        '1.2.3.4', '::/0', 'ff:ff:ff:ff:ff:ff', '00000', '', 'empty', '(,)', '{}', '(NaN,-0)', '(1,1),(1,1)',
-        '((0,0),(1,1))', '((0,0))', '<(1,1),0>', '', '',
-        '-$0.01', '1/16B37420', '', '', '{}', '{}', '{}', 'empty', '$', '@', '{}', ROW('a,b', -1, NULL), '', '((0,0),(0,0))',
+        '1.2.3.4', '::/0', 'ff:ff:ff:ff:ff:ff', '00000', '', 'empty', '(,)', '{}', '(NaN,-0)',
+        '(1,1),(1,1)', '((0,0),(1,1))', '((0,0))', '<(1,1),0>', '', '',
+        '-$0.01', '1/16B37420', '', '', '{}', '{}', '{}', 'empty', '$', '@', '{}',
+        ROW('a,b', -1, NULL), '', '((0,0),(0,0))',
         '{}', '00:00:00:00:00:00:00:00', '(,)');
     INSERT INTO values (n, g, h, e, f) SELECT 10 + n, pi()::numeric / n, n / 7.0, pi() / n, pi() / n
     FROM generate_series(1, 100) n;
@@ -277,15 +286,19 @@ on_each_version! {
         }
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let deeds = r#"
-            INSERT INTO shard_0000.accounts (full_name, tags, home) VALUES ('new', '{x}', ROW('a', 1, 2));
-            UPDATE shard_0000.accounts SET balance = balance + 1, mood = 'sad' WHERE id IN (SELECT max(id)
-                FROM shard_0000.accounts);
-            UPDATE shard_0000.values SET b = 7 - coalesce(b, 0) % 7, av = 'z@z', aq = '{ok}' WHERE n IN (1, 2);
-            UPDATE shard_0000.values SET n = n + 1000 WHERE n = 2; UPDATE shard_0000.values SET n = n - 1000
-            WHERE n = 1002;
-            UPDATE shard_0000."Ödd ""table""" SET "Spalte mit Leerzeichen" = now()::text WHERE "select" = 1;
+            INSERT INTO shard_0000.accounts (full_name, tags, home)
+                VALUES ('new', '{x}', ROW('a', 1, 2));
+            UPDATE shard_0000.accounts SET balance = balance + 1, mood = 'sad'
+                WHERE id IN (SELECT max(id) FROM shard_0000.accounts);
+            UPDATE shard_0000.values SET b = 7 - coalesce(b, 0) % 7, av = 'z@z', aq = '{ok}'
+                WHERE n IN (1, 2);
+            UPDATE shard_0000.values SET n = n + 1000 WHERE n = 2;
+            UPDATE shard_0000.values SET n = n - 1000 WHERE n = 1002;
+            UPDATE shard_0000."Ödd ""table""" SET "Spalte mit Leerzeichen" = now()::text
+                WHERE "select" = 1;
             DELETE FROM shard_0000.accounts WHERE full_name = 'new' AND id % 3 = 0;
-            UPDATE shard_0000.ruled SET n = n + 1 WHERE id = 3; DELETE FROM shard_0000.ruled WHERE id = 4;
+            UPDATE shard_0000.ruled SET n = n + 1 WHERE id = 3;
+            DELETE FROM shard_0000.ruled WHERE id = 4;
             INSERT INTO shard_0000.nothing DEFAULT VALUES"#;
         let writer = tokio::spawn({
             let (clients, stop) = (world.all().await, stop.clone());

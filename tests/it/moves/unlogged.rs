@@ -30,7 +30,8 @@ const SCHEMA: &str = r#"
     CREATE TABLE {shard}.part_rest PARTITION OF {shard}.parts DEFAULT;
     CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN INSERT INTO {shard}.noted VALUES (NEW.id); RETURN NEW; END $$;
-    CREATE TRIGGER noted BEFORE INSERT ON {shard}.sessions FOR EACH ROW EXECUTE FUNCTION {shard}.note();
+    CREATE TRIGGER noted BEFORE INSERT ON {shard}.sessions FOR EACH ROW
+        EXECUTE FUNCTION {shard}.note();
     ALTER TABLE {shard}.sessions ENABLE ALWAYS TRIGGER noted;
 "#;
 

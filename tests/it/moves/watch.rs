@@ -101,7 +101,8 @@ on_each_version! {
         until(&db2, kept).await;
         let copied = "SELECT count(snapshot) FROM pgshard.chunk";
         let before: i64 = db2.query_one(copied, &[]).await.unwrap().get(0);
-        tokio::time::sleep(Duration::from_millis(500)).await; // In which four more would have begun.
+        // In which four more would have begun.
+        tokio::time::sleep(Duration::from_millis(500)).await;
         until(&db1, still).await;
         assert_eq!(
             db2.query_one(copied, &[]).await.unwrap().get::<_, i64>(0),

@@ -109,7 +109,8 @@ on_each_version! {
             .query(update, &params);
         assert_eq!(failed(warm).await, (64, BTreeSet::new()));
         let locking = shards.cluster.app(0).await;
-        let lock = "BEGIN; SELECT FROM shard_0002.photos FOR UPDATE; SELECT FROM shard_0005.photos FOR UPDATE";
+        let lock = "BEGIN; SELECT FROM shard_0002.photos FOR UPDATE; \
+            SELECT FROM shard_0005.photos FOR UPDATE";
         locking.batch_execute(lock).await.unwrap();
         let written = router
             .all_shards()

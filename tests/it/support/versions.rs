@@ -81,7 +81,10 @@ macro_rules! on_each_version {
 /// ```
 #[allow(unused_macros, reason = "the crate's own tests have none of these")]
 macro_rules! on_mixed_versions {
-    ($($(#[$attribute:meta])* $first:literal: async fn $name:ident($version:ident) $body:block)+) => {$(
+    ($(
+        $(#[$attribute:meta])*
+        $first:literal: async fn $name:ident($version:ident) $body:block
+    )+) => {$(
         $(#[$attribute])*
         mod $name {
             #[allow(unused_imports, reason = "which of them a test needs is its own affair")]
