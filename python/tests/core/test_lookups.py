@@ -502,11 +502,16 @@ class Rival(threading.Thread):
         super().__init__()
         self.client, self.random = Client(world), random.Random(seed)
         self.client.lookups = Lookups(self.client.context, grace=self.random.uniform(0, 0.3))
-        self.keys, self.values, self.end = keys, values, time.monotonic() + 1.5
+        self.keys, self.values, self.begun = keys, values, time.monotonic()
         self.errors, self.written, self.longest = [], 0, 0.0
 
+    def is_done(self) -> bool:
+        """After a second and a half, and on a busy machine once it has written something."""
+        ran = time.monotonic() - self.begun
+        return bool(self.errors) or ran > 60 or (ran > 1.5 and self.written > 0)
+
     def run(self) -> None:
-        while time.monotonic() < self.end and not self.errors:
+        while not self.is_done():
             began = time.monotonic()
             try:
                 self.step()
@@ -569,7 +574,7 @@ def test_rivals_leave_each_value_with_one_key(world, client, seed):
         judge.execute("CREATE TEMPORARY TABLE judge (email text UNIQUE, id bigint)")
         for row in rows:
             judge.execute("INSERT INTO judge VALUES (%s, %s)", row)
-    assert sum(rival.written for rival in rivals) > 5
+    assert all(rival.written for rival in rivals)
     for email, id in rows:
         assert client.lookups.find("emails", email) == id, "an entry leads to every row"
     # What the dead have left is no obstacle.
