@@ -4,9 +4,13 @@ use std::time::{Duration, Instant};
 
 use pgshard::config::Config;
 use pgshard::lookups::{Definition, Step, migration};
+use pgshard::router::Router;
 
 use super::case::Case;
 use super::support::World;
+
+/// The first key of rows that are written without a claim. Other keys are smaller.
+const UNCLAIMED_KEYS: i64 = 2_000_000;
 
 /// Rows from before the look-ups, some of which share values.
 pub(crate) async fn plant_rows(case: &Case, world: &World) {
@@ -35,10 +39,24 @@ pub(crate) fn add_step(case: &Case, world: &World, first: u32, step: Step) {
     }
 }
 
-/// The look-ups are built again and again, and some of the builds are killed.
+/// Writes a row without a claim that no other process touches: only the look-up's record of it, or
+/// a build, can give it entries.
+async fn write_unclaimed(router: &Router, number: i64) {
+    let sql = "INSERT INTO {shard}.users (id, email, name, op) VALUES ($1, $2, $3, 'planted')";
+    let key = UNCLAIMED_KEYS + number;
+    let [email, name] = ["email", "name"].map(|column| format!("unclaimed {column} {number}"));
+    // Its connection may be one of those that are ended.
+    let _ = router.by_key(key).execute(sql, &[&key, &email, &name]).await;
+}
+
+/// The look-ups are built again and again, and some of the builds are killed. Rows are written
+/// without a claim at the same time, also to shards that a build has read.
 pub(crate) async fn build_until(case: &Case, world: &World, end: Instant) {
     let mut rng = case.rng(4000);
+    let router = world.router().await;
+    let mut numbers = 0..;
     while Instant::now() < end {
+        write_unclaimed(&router, numbers.next().expect("there are more")).await;
         let name = ["emails", "names"][rng.usize(..2)];
         let mut command = world.command(&["lookups", "build", name], &[]);
         let mut child = command.spawn().expect("the command was built");
