@@ -293,13 +293,24 @@ impl Round {
                 let pid = child
                     .id()
                     .and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
-                // It may have ended by itself.
-                if let Some(pid) = pid {
-                    let _ = kill_process(pid, Signal::CONT);
-                }
+                // It may have ended by itself. A mover that begins the step again, because its host
+                // has changed, stops there again.
+                let continued = tokio::spawn(async move {
+                    while let Some(pid) = pid
+                        && kill_process(pid, Signal::CONT).is_ok()
+                    {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                });
+                self.report_end(Ran::of(child).await);
+                continued.abort();
+                return;
             }
         }
-        let ran = Ran::of(child).await;
+        self.report_end(Ran::of(child).await);
+    }
+
+    fn report_end(&self, ran: Ran) {
         self.tell(&format!(
             "the mover ended with {}: {}",
             ran.code(),
