@@ -105,6 +105,8 @@ def form(value: Value, fold: Fold) -> str:
     """A value as text, as PostgreSQL's `to_jsonb` writes it, folded."""
     if isinstance(value, datetime.date):
         text = value.isoformat()
+    elif isinstance(value, str):
+        text = "".join(value)  # Of an enumeration, `str` returns another text than its value.
     else:
         text = str(int(value)) if isinstance(value, int) else str(value)
     # Only these 26: `str.lower` changes letters of all languages.

@@ -8,7 +8,8 @@ on the shard of its object.
 
 The list is empty until a key is named: in the search box, where the first word is taken for the
 key, or in the address, `?user_id=31341`. In the latter case the search box searches that key's
-rows, in the former what comes after the key does. `?shard=shard-31` lists all rows of a shard.
+rows, in the former what comes after the key does. `?shard=shard-31` lists all rows of a shard. A
+value of a look-up may take the place of the key: `ada@example.com`, or `?email=ada@example.com`.
 
 A field of `autocomplete_fields` offers the rows of the page's shard. Where that is not known yet,
 the key is typed there too.
@@ -28,7 +29,9 @@ from django.core.exceptions import ValidationError
 from django.db.models.constants import LOOKUP_SEP
 
 from ..errors import WrongId, WrongKey
+from . import finding
 from .cluster import alias, shard_of_alias
+from .lookups import ModelLookup, lookups_of_rows
 from .routing import alias_of_id, alias_of_key, within
 from .sharded import (
     KEYS,
@@ -183,7 +186,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
         where, key = self._named(request)
         request._pgshard_list, request._pgshard_key = True, (where, key)
         if where is None:
-            names = " or ".join(str(field.verbose_name) for field in key_fields(self.model))
+            fields = [*key_fields(self.model), *(one.fields[0] for one in self._lookups())]
+            names = " or ".join(str(field.verbose_name) for field in fields)
             wanted = {"title": f"Name a {names}: it says on which shard the rows are"}
             extra_context = {**wanted, **(extra_context or {})}
         return self._on(where, super().changelist_view, request, extra_context)
@@ -248,15 +252,35 @@ class ShardedModelAdmin(admin.ModelAdmin):
             where = self._of_id(text) if key is None else self._of_text(key, text)
             if where is not None:
                 return where, None
+        for lookup in self._lookups():
+            for end in ("", "__exact", "__iexact"):
+                text = request.GET.get(f"{lookup.names[0]}{end}")
+                found = None if not text else finding.key_of(lookup, text)
+                if found is not None:
+                    return alias_of_key(found), None
         return self._typed(request.GET.get("q", ""))
 
+    def _lookups(self) -> list[ModelLookup]:
+        """The look-ups of one field that lead to the key of a list."""
+        keys = [field.column for field in key_fields(self.model)[:1]]
+        return [
+            one
+            for one in lookups_of_rows(self.model)
+            if len(one.fields) == 1 and [one.definition().key] == keys
+        ]
+
     def _typed(self, text: str) -> tuple[str | None, Any]:
-        """The shard of the key that a text begins with, and the key."""
+        """The shard of the key that a text begins with, or of a value of a look-up, and the
+        key."""
         typed = text.split()
         for field in key_fields(self.model)[:1] if typed else ():
             where = self._of_text(field, typed[0])
             if where is not None:
                 return where, field.to_python(typed[0])
+        for lookup in self._lookups() if typed else ():
+            found = finding.key_of(lookup, typed[0])
+            if found is not None:
+                return alias_of_key(found), found
         return None, None
 
     def _of_form(self, request: Any) -> str | None:

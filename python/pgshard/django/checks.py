@@ -223,9 +223,19 @@ def _check_lookup(model: Any, lookup: ModelLookup) -> list[Any]:
     definition = lookup.find_definition()
     if definition is None:
         return [_error(20, f"the config has no look-up over {names}", lookup.section(), model)]
+    for field in lookup.fields:
+        if getattr(field, "generated", False):
+            hint = "make it an ordinary field, and set it before the row is saved"
+            message = f"a look-up is over {field.name}, which the server computes"
+            return [_error(22, message, hint, model)]
     unique = {(one.name,) for one in lookup.fields if one.unique}
     unique |= {tuple(one) for one in model._meta.unique_together}
-    unique |= {tuple(one.fields) for one in model._meta.total_unique_constraints}
+    for one in model._meta.total_unique_constraints:
+        if one.nulls_distinct is False and set(one.fields) == set(lookup.names):
+            message = f"rows of two shards may have NULL in {names}, which a look-up leaves out"
+            return [_error(21, message, "leave nulls_distinct=False out", model)]
+        if one.deferrable is None:
+            unique.add(tuple(one.fields))
     if definition.fold is Fold.NONE and not any(
         sorted(one) == sorted(lookup.names) for one in unique
     ):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from django.core.exceptions import ValidationError
 from django.db import models
+from django.db.models.functions import Collate, Lower
+from django.db.models.lookups import Exact
 
 from ..errors import LookupNotComplete, ValueUnusable
-from ..values import Fold
+from ..values import Fold, form
 from .cluster import alias, cluster
 from .errors import translate_claims
 from .lookups import ModelLookup, lookups, lookups_of_rows
@@ -20,6 +23,8 @@ class _Named(NamedTuple):
 
     lookup: ModelLookup
     values: list[tuple[Any, ...]]
+    folded: tuple[str, ...] = ()
+    """The names of the fields that are compared without case."""
 
 
 def note(query: Any, pairs: Iterable[tuple[str, Any]]) -> None:
@@ -33,7 +38,17 @@ def note(query: Any, pairs: Iterable[tuple[str, Any]]) -> None:
         found = _exact(lookup, given) or _list(lookup, given)
         if found is not None:
             query.pgshard_lookup = found
+            for name, value in zip(lookup.names, found.values[0] if found.folded else ()):
+                if name in found.folded:
+                    query.add_q(models.Q(_is_folded(name, value)))
             return
+
+
+def _is_folded(name: str, value: str) -> Any:
+    """The condition that a field has a value in which A to Z are a to z. For `iexact`, the server
+    also takes other letters for the same, but then the value may be of any shard. The look-up's
+    index serves this condition, and none serves `iexact`."""
+    return Exact(Lower(Collate(name, "C")), form(value, Fold.ASCII))
 
 
 def forget(query: Any) -> None:
@@ -54,22 +69,27 @@ def is_list(query: Any) -> bool:
 
 
 def _exact(lookup: ModelLookup, given: dict[str, Any]) -> _Named | None:
-    values = []
+    values, folded = [], []
     for field in lookup.fields:
         names = [field.name, field.attname, f"{field.name}__exact"]
         if f"{field.name}__iexact" in given and lookup.definition().fold is Fold.ASCII:
             names.append(f"{field.name}__iexact")
-        value = next((given[name] for name in names if name in given), None)
+        name = next((name for name in names if name in given), None)
+        value = None if name is None else given[name]
         if value is None or _is_computed(value):
             return None
         values.append(value.pk if isinstance(value, models.Model) else value)
+        if name == f"{field.name}__iexact":
+            folded.append(field.name)
     prepared = lookup.values(values)
-    return None if prepared is None else _Named(lookup, [prepared])
+    return None if prepared is None else _Named(lookup, [prepared], tuple(folded))
 
 
 def _list(lookup: ModelLookup, given: dict[str, Any]) -> _Named | None:
     values = given.get(f"{lookup.names[0]}__in") if len(lookup.names) == 1 else None
-    if not isinstance(values, (list, tuple, set, frozenset)) or any(map(_is_computed, values)):
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        return None
+    if _is_computed(values) or any(map(_is_computed, values)):
         return None
     prepared = [lookup.values([value]) for value in values]
     return _Named(lookup, list(dict.fromkeys(one for one in prepared if one is not None)))
@@ -102,6 +122,33 @@ def places(query: Any) -> list[str]:
         request = lookups().request(name, named.values[0], "")
         return [alias(lookups().claimer.value_shard(request))]
     return sorted(found)
+
+
+def key_of(lookup: ModelLookup, value: Any) -> Any:
+    """The key of the row with this value of a look-up of one field. None if there is none, and
+    until the look-up is complete."""
+    try:
+        values = lookup.values([lookup.fields[0].to_python(value)])
+        rows = lookup.model._base_manager.filter(**lookup.conditions(values or ()))
+        row = None if values is None else rows.first()
+    except (LookupNotComplete, ValidationError):
+        return None
+    return None if row is None else lookup.key(row)
+
+
+def check_part(query: Any, using: str) -> None:
+    """Refuses a part of a query on this shard if the values that it names are those of rows of
+    other shards. Raises `NoShard`."""
+    named: _Named = query.pgshard_lookup
+    try:
+        with translate_claims():
+            keys = lookups().find_all(named.lookup.definition().name, named.values)
+    except (LookupNotComplete, ValueUnusable):
+        return
+    others = {alias(cluster().shard_of_key(key)) for key in keys if key is not None} - {using}
+    if others:
+        where = " and ".join(sorted(others))
+        refuse(query.model, f"part of a query on {using} is about rows on {where}, so it")
 
 
 def place(query: Any) -> str:

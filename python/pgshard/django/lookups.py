@@ -141,7 +141,8 @@ def lookups_of_rows(model: Any) -> tuple[ModelLookup, ...]:
     """The look-ups over the tables of a model and those that it inherits from."""
     found: tuple[ModelLookup, ...] | None = model.__dict__.get("_pgshard_row_lookups")
     if found is None:
-        parents = (one for parent in model._meta.all_parents for one in lookups_of(parent))
+        base = model._meta.concrete_model  # All of a proxy's, once.
+        parents = (one for parent in base._meta.all_parents for one in lookups_of(parent))
         found = model._pgshard_row_lookups = (*lookups_of(model), *parents)
     return found
 

@@ -156,6 +156,29 @@ class ShardedModel(models.Model):
         if errors:
             raise ValidationError(errors)
 
+    def get_constraints(self) -> Any:
+        """The same as Django's, without those of look-ups: `validate_unique` checks them in all
+        shards, and its error would be there twice."""
+        known = {
+            (one.model, tuple(sorted(one.names))) for one in lookups.lookups_of_rows(type(self))
+        }
+        found = super().get_constraints()
+        if not known:
+            return found
+        return [
+            (
+                model,
+                [
+                    one
+                    for one in constraints
+                    if not isinstance(one, models.UniqueConstraint)
+                    or one.condition is not None
+                    or (model._meta.concrete_model, tuple(sorted(one.fields))) not in known
+                ],
+            )
+            for model, constraints in found
+        ]
+
     def validate_constraints(self, *args: Any, **kwargs: Any) -> None:
         """The same as Django's, on the object's own shard. Where that is not known, only the server
         looks."""

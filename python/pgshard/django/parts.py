@@ -12,6 +12,7 @@ from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, OR, WhereNode
 
+from . import finding
 from .errors import NoShard
 from .sharded import KEYS, is_sharded, key_names, placed_names, says_the_shard
 
@@ -29,7 +30,9 @@ def check_part(query: Any, outer: Any, where: str, chosen: str | None) -> None:
     """Refuses a subquery on the shard `where` that would give more if it saw the rows of all
     shards, unless it names that shard, or `shard_of` does. Raises `NoShard`. `outer`: the query
     that it is a part of."""
-    if not is_sharded(query.model) or chosen == where or query.is_empty():
+    if not is_sharded(query.model) or query.is_empty():
+        return
+    if chosen == where and not finding.is_noted(query):
         return
     if getattr(query, "pgshard_alias", None) is not None or getattr(query, "pgshard_joined", False):
         return
@@ -39,15 +42,17 @@ def check_part(query: Any, outer: Any, where: str, chosen: str | None) -> None:
     ):
         return  # The compiler refuses it, and reports which shards it names.
     parts = query.combined_queries or (query,)
-    if not (_is_compared(query, parts, outer) or all(_is_tied(part.where, part) for part in parts)):
-        name = next(iter({**key_names(query.model), **placed_names(query.model)}))
-        raise NoShard(
-            f"{query.model.__name__} is sharded and this part of a query names no shard, so it"
-            f" would have the rows of {where} "
-            "only: name a key in it, tie it to the row of the query, as by"
-            f' .filter({name}=OuterRef("{name}")), or use '
-            f"shard_of(key)"
-        )
+    if _is_compared(query, parts, outer) or all(_is_tied(part.where, part) for part in parts):
+        return
+    if chosen == where:
+        finding.check_part(query, where)
+        return
+    name = next(iter({**key_names(query.model), **placed_names(query.model)}))
+    raise NoShard(
+        f"{query.model.__name__} is sharded and this part of a query names no shard, so it would"
+        f" have the rows of {where} only: name a key in it, tie it to the row of the query, as by"
+        f' .filter({name}=OuterRef("{name}")), or use shard_of(key)'
+    )
 
 
 def _is_compared(query: Any, parts: Any, outer: Any) -> bool:

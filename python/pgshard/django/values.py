@@ -49,6 +49,11 @@ class ValueQuerySet(models.QuerySet):
         several = self._of_values() if self._result_cache is None else None
         return super().exists() if several is None else several.exists()
 
+    def iterator(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as Django's, which would look the value up twice."""
+        at = self._placed()
+        return super(ValueQuerySet, at).iterator(*args, **kwargs)
+
     def _placed(self) -> Any:
         """This query set on the shard that a value of a look-up names: it is looked up once."""
         return self._on(self.db) if self._db is None and finding.is_noted(self.query) else self

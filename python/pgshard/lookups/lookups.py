@@ -121,12 +121,17 @@ class Lookups:
             )
         check(self.directory, definition, shard, rows)
         check_kinds(definition, rows[0][1], kinds)
-        if rows[0][2] != "complete":
-            raise LookupNotComplete(
-                definition.name,
-                "it is not complete, so a value without an entry may belong to a key: run `pgshard"
-                " lookups build NAME`",
-            )
+        state = rows[0][2]
+        if state != "complete":
+            build = f"run `pgshard lookups build {definition.name}`"
+            if state == "recording":
+                build += (
+                    ", then the migration of `pgshard lookups migration"
+                    f" {definition.name} --step enforce`, and build again"
+                )
+            what = "recording" if state == "recording" else "not complete"
+            problem = f"it is {what}, so a value without an entry may belong to a key: {build}"
+            raise LookupNotComplete(definition.name, problem)
         return {hash: key for _, _, _, hash, key in rows if hash is not None}
 
     def _key(self, definition: Definition, text: str | None) -> Key | None:

@@ -3,6 +3,7 @@ happens."""
 
 import contextlib
 import datetime
+import json
 import random
 import re
 import threading
@@ -48,6 +49,7 @@ from pgshard.values import Definition, Fold
 
 TABLES = """
 CREATE TABLE {shard}.users (id bigint PRIMARY KEY, email text UNIQUE, name text);
+CREATE TABLE {shard}.badges (owner bigint PRIMARY KEY, code text NOT NULL UNIQUE);
 CREATE TABLE {shard}.cards (owner bigint NOT NULL, number uuid, since date, kind int,
     UNIQUE (number, since, kind));
 """
@@ -61,6 +63,10 @@ table = "users"
 columns = ["name"]
 key = "id"
 fold = "ascii"
+[lookups.badges]
+table = "badges"
+columns = ["code"]
+key = "owner"
 [lookups.cards]
 table = "cards"
 columns = ["number", "since", "kind"]
@@ -135,7 +141,8 @@ def world():
         files = [
             made.run("lookups", "migration", name).stdout for name in ("emails", "names", "cards")
         ]
-        made.migrate(TABLES, *files)
+        recording = made.run("lookups", "migration", "badges", "--step", "create-recording").stdout
+        made.migrate(TABLES, *files, recording)
         for name in ("emails", "cards"):
             made.run("lookups", "build", name)
         yield made
@@ -235,6 +242,47 @@ def test_a_row_without_a_claim_is_refused(client, key, email):
     with pytest.raises(psycopg.Error) as refused:
         client.run(key, INSERT, key, email)
     assert refused.value.sqlstate == "SH003"
+
+
+def test_an_older_application_writes_until_the_look_up_enforces(world, client, key, other, email):
+    insert = "INSERT INTO {shard}.badges (owner, code) VALUES (%s, %s)"
+
+    def add(owner, code):
+        claims = client.lookups.claim(owner, {"badges": code})
+        with client.connection(owner) as connection, connection.transaction():
+            claims.use(connection)
+            connection.execute(client.sql(owner, insert), (owner, code))
+
+    def build():
+        return json.loads(world.run("lookups", "build", "badges", "--json").stdout)
+
+    client.run(key, insert, key, email)
+    add(other, f"x{email}")
+    with pytest.raises(Taken):
+        add(next(_keys), f"x{email}")
+    # Nothing knows of the row without a claim yet, so no answer would be true.
+    for code in (email, f"x{email}", "nobody"):
+        with pytest.raises(LookupNotComplete, match=r"it is recording.*--step enforce"):
+            client.lookups.find("badges", code)
+    built = build()
+    assert (built["recorded"], built["complete"]) == (1, False)
+    with pytest.raises(Taken, match=f"belongs to key {key}"):
+        add(next(_keys), email)
+    late = next(_keys)
+    client.run(late, insert, late, f"y{email}")
+    assert build()["recorded"] == 1
+    with pytest.raises(LookupNotComplete):
+        client.lookups.find("badges", email)
+    step = world.run("lookups", "migration", "badges", "--step", "enforce").stdout
+    (world.folder / "migrations" / "0100_enforce.sql").write_text(step)
+    world.run("migrate", "up")
+    with pytest.raises(psycopg.Error) as refused:
+        client.run(late + 1, insert, late + 1, f"z{email}")
+    assert refused.value.sqlstate == "SH003"
+    assert build()["complete"] is True
+    found = [client.lookups.find("badges", code) for code in (email, f"x{email}", f"y{email}")]
+    assert found == [key, other, late]
+    assert client.lookups.find("badges", "nobody") is None
 
 
 def test_a_claim_is_for_one_key_and_one_transaction(client, key, other, email):
@@ -502,16 +550,12 @@ class Rival(threading.Thread):
         super().__init__()
         self.client, self.random = Client(world), random.Random(seed)
         self.client.lookups = Lookups(self.client.context, grace=self.random.uniform(0, 0.3))
-        self.keys, self.values, self.begun = keys, values, time.monotonic()
+        self.keys, self.values, self.end = keys, values, time.monotonic() + 1.5
         self.errors, self.written, self.longest = [], 0, 0.0
 
-    def is_done(self) -> bool:
-        """After a second and a half, and on a busy machine once it has written something."""
-        ran = time.monotonic() - self.begun
-        return bool(self.errors) or ran > 60 or (ran > 1.5 and self.written > 0)
-
     def run(self) -> None:
-        while not self.is_done():
+        # A slow machine has more time, until something was written.
+        while not self.errors and time.monotonic() < self.end + (60 if self.written < 1 else 0):
             began = time.monotonic()
             try:
                 self.step()
@@ -574,7 +618,7 @@ def test_rivals_leave_each_value_with_one_key(world, client, seed):
         judge.execute("CREATE TEMPORARY TABLE judge (email text UNIQUE, id bigint)")
         for row in rows:
             judge.execute("INSERT INTO judge VALUES (%s, %s)", row)
-    assert all(rival.written for rival in rivals)
+    assert sum(rival.written for rival in rivals) > 5
     for email, id in rows:
         assert client.lookups.find("emails", email) == id, "an entry leads to every row"
     # What the dead have left is no obstacle.

@@ -52,7 +52,7 @@ def untouched(world, db):
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner_gives_tests_shards_of_their_own(world):
     said = run(world, "manage.py", "test", "--noinput", "--keepdb")
-    assert "Ran 13 tests" in said
+    assert "Ran 15 tests" in said
     assert databases(world) == ["test_app_shards", "test_website"]
     said = run(world, "manage.py", "test", "--noinput", "photos.tests.Flush")
     assert "Ran 2 tests" in said
@@ -61,7 +61,7 @@ def test_djangos_runner_gives_tests_shards_of_their_own(world):
 @once
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner_runs_tests_in_several_processes(world):
-    assert "Ran 13 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
+    assert "Ran 15 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
 
 
 @once

@@ -31,8 +31,38 @@ class Handle(ShardedModel):
 
 # Subscriber: the model of the documentation.
 PAGE = (Path(__file__).parents[4] / "docs" / "lookups.md").read_text(encoding="utf-8")
-DECLARED, USED = re.findall(r"```python\n(.*?)```", PAGE.split("\n## In Django\n")[1], re.DOTALL)
+SECTION = PAGE.split("\n## In Django\n")[1].split("\n## ")[0]
+DECLARED, USED = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 exec(compile(DECLARED, "lookups.md", "exec"))
+
+
+class Coupon(ShardedModel):
+    """What a user has, with two look-ups: one of them of a text of any length."""
+
+    user_id = ShardKeyField()
+    number = models.BigIntegerField(unique=True, null=True)
+    code = models.TextField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["code"], name="coupon_code")]
+        lookups = [Lookup("number"), Lookup("code")]
+
+
+class SameMember(Member):
+    """The same rows."""
+
+    class Meta:
+        proxy = True
+
+
+class Badge(ShardedModel):
+    """A badge of a user. Its look-up records what an older application writes."""
+
+    user_id = ShardKeyField()
+    code = models.CharField(max_length=50, unique=True)
+
+    class Meta:
+        lookups = [Lookup("code")]
 
 
 class Card(ShardedModel):

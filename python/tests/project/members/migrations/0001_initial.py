@@ -47,6 +47,38 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name="Coupon",
+            fields=[
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
+                ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
+                ("number", models.BigIntegerField(null=True, unique=True)),
+                ("code", models.TextField(null=True)),
+            ],
+            options={
+                "constraints": [models.UniqueConstraint(fields=("code",), name="coupon_code")],
+            },
+        ),
+        migrations.CreateModel(
+            name="SameMember",
+            fields=[],
+            options={"proxy": True, "indexes": [], "constraints": []},
+            bases=("members.member",),
+        ),
+        migrations.CreateModel(
+            name="Badge",
+            fields=[
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
+                ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
+                ("code", models.CharField(max_length=50, unique=True)),
+            ],
+        ),
+        migrations.CreateModel(
             name="Card",
             fields=[
                 (
