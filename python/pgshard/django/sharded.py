@@ -63,7 +63,10 @@ def automatic_tables(model: Any) -> Iterator[Any]:
     """The models of the automatic tables of a model's ManyToManyFields."""
     for field in model._meta.local_many_to_many:
         through: Any = field.remote_field.through
-        if not isinstance(through, str) and through._meta.auto_created is model:
+        # Without one, Django does not know the other model yet. The table is made when it does.
+        if through is None or isinstance(through, str):
+            continue
+        if through._meta.auto_created is model:
             yield through
 
 

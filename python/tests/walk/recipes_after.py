@@ -3,7 +3,7 @@ import pathlib
 
 from django.contrib.auth.models import User
 from photos.erase import erase
-from photos.models import Activity, Album, Event, Follow, Follower, Handle, Photo
+from photos.models import Activity, Album, Event, Follow, Follower, Photo, Profile
 from photos.outbox import deliver, like
 
 one, two, three = User.objects.order_by("pk")
@@ -30,6 +30,6 @@ for model in (Photo, Album, Follow, Follower, Event, Activity):
 assert not Follow.objects.filter(whom=key).across_shards().exists()
 assert not Follower.objects.filter(who=key).across_shards().exists()
 assert not Event.objects.filter(to=key).across_shards().exists()
-assert not Handle.objects.exists()
+assert not Profile.objects.across_shards().exists()
 assert Photo.objects.across_shards().count() == 30
 pathlib.Path("done").touch()

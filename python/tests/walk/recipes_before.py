@@ -1,8 +1,8 @@
 # Rows for the recipes of docs/django-recipes.md, before its jobs run.
 from django.contrib.auth.models import User
+from photos.accounts import EmailBackend, SignUpForm
 from photos.follows import follow, repair, unfollow
-from photos.handles import claim
-from photos.models import Event, Follow, Follower, Photo
+from photos.models import Event, Follow, Follower, Photo, Profile
 from photos.outbox import like
 from photos.timeline import timeline
 
@@ -33,10 +33,14 @@ repair(three.pk)
 assert Follower.objects.filter(user_id=two.pk).count() == 2
 assert Follower.objects.filter(user_id=three.pk).get().who == one.pk
 
-assert claim(one.pk, "ada")
-assert claim(one.pk, "ada")
-assert not claim(two.pk, "ada")
-assert not claim(one.pk, "eve")
+Profile.objects.create(user=one, name="Ada", email="ada@example.com")
+form = {"name": "ada", "email": "Ada@example.com", "password": "x"}
+assert list(SignUpForm(form).errors) == ["name", "email"]
+form = SignUpForm({"name": "Eve", "email": "eve@example.com", "password": "secret"})
+assert form.is_valid(), form.errors
+eve = form.save().user
+assert EmailBackend().authenticate(None, "EVE@example.com", "secret") == eve
+eve.delete()
 
 like(made[0].pk, one.pk)
 like(made[1].pk, one.pk)
