@@ -105,8 +105,14 @@ class ModelLookup:
         return tuple(found)
 
     def values_of(self, instance: Any) -> tuple[Any, ...] | None:
-        """The values of an object; None if one is NULL. Raises `NoClaim` for an expression."""
-        return self.values(getattr(instance, name) for name in self.attributes)
+        """The values of an object, as saving it writes them; None if one is NULL. Raises `NoClaim`
+        for an expression."""
+        return self.values(
+            getattr(instance, field.attname)
+            if type(field).pre_save is models.Field.pre_save
+            else field.pre_save(instance, instance._state.adding)
+            for field in self.fields
+        )
 
     def is_among(self, names: Collection[str]) -> bool:
         """Whether one of its fields has one of these names."""

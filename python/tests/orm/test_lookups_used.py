@@ -11,6 +11,7 @@ import threading
 import uuid
 
 import pytest
+from django.db import models
 from lookup_fixtures import db, email, integrity, key, mm, next_key, other
 
 __all__ = ["db", "email", "key", "mm", "other"]
@@ -221,10 +222,12 @@ def test_lists_of_thousands_of_values_of_any_iterable(mm, email):
 def test_iexact_is_about_a_to_z_wherever_the_row_is(mm, p):
     word = uuid.uuid4().hex
     rows = {}
-    for each in ("Éva", "éva", "EVA"):
-        for number in range(4):
+    for number in range(4):
+        one = next_key()
+        # The first two are on one shard.
+        for user, each in ((one, "Éva"), (one + 16_000_000, "éva"), (one + 1, "EVA")):
             value = f"{each} {number} {word}"
-            rows[value] = mm.Handle.objects.create(user_id=next_key(), word=value)
+            rows[value] = mm.Handle.objects.create(user_id=user, word=value)
     for value, row in rows.items():
         written = value.swapcase() if value.startswith("EVA") else value.replace("va", "VA")
         found = mm.Handle.objects.filter(word__iexact=written)
@@ -273,6 +276,36 @@ def test_parts_of_objects_are_saved_as_a_whole_one_is(mm, key, email, other):
     read.refresh_from_db()
     read.save(update_fields=["email", "name"])
     assert mm.Member.objects.get(email=f"y{email}") == read
+
+
+class LowerField(models.TextField):
+    """A text that is saved in small letters."""
+
+    def pre_save(self, instance, add):
+        value = getattr(instance, self.attname)
+        return value if value is None else value.lower()
+
+
+def test_a_field_that_changes_its_value_when_it_is_saved_claims_that_value(
+    mm, key, other, email, monkeypatch
+):
+    from django.core.exceptions import ValidationError
+
+    monkeypatch.setattr(mm.Coupon._meta.get_field("code"), "__class__", LowerField)
+    coupon = mm.Coupon.objects.create(user_id=key, code=f"A{email}")
+    assert mm.Coupon.objects.get(code=f"a{email}") == coupon
+    with integrity():
+        mm.Coupon.objects.create(user_id=other, code=f"A{email}")
+    with pytest.raises(ValidationError, match="already exists"):
+        mm.Coupon(user_id=other, code=f"A{email}").full_clean()
+    mm.Coupon.objects.bulk_create([mm.Coupon(user_id=other, code=f"B{email}")])
+    coupon.code = f"B{email}"
+    with integrity():
+        coupon.save()
+    coupon.code = f"C{email}"
+    coupon.save()
+    coupon.save()
+    assert mm.Coupon.objects.get(code=f"c{email}") == coupon
 
 
 def test_a_copy_of_a_row_is_another_row(mm, key, other, email):
