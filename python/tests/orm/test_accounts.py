@@ -76,12 +76,23 @@ INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.admin"]
 ROOT_URLCONF = "website.staff_urls"
 """
 LOOKUP = """
-python manage.py makemigrations accounts
+python manage.py makemigrations accounts photos
 python manage.py shards makesql
 pgshard lookups migration emails > pgshard-dev/migrations/0100_emails.sql
 pgshard migrate up
 pgshard lookups build emails
-python manage.py migrate
+python manage.py migrate --settings website.staff
+"""
+POSTS = """
+from django.conf import settings
+from django.db import models
+
+from pgshard.django import ShardedModel, ShardKeyForeignKey
+
+
+class Post(ShardedModel):
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.CASCADE)
+    text = models.TextField()
 """
 
 
@@ -158,6 +169,9 @@ def test_a_user_model_on_shards_does_what_djangos_does(tmp_path):
             site.write(f"registration/{name}.html", FORM)
         site.write("registration/password_reset_email.html", MAIL)
         site.settings(SETTINGS)
+        site.write("website/staff.py", STAFF_SETTINGS)
+        site.write("website/staff_urls.py", STAFF_URLS)
+        site.write("photos/models.py", POSTS)
         site.run(LOOKUP)
         site.test("account_tests", number_of("account_tests"))
         # Not only in tests: with the real shards.
@@ -165,9 +179,9 @@ def test_a_user_model_on_shards_does_what_djangos_does(tmp_path):
         site.python("manage.py", "createsuperuser", "--noinput", "--email", "root@example.com")
         site.python("manage.py", "shell", "-c", REAL)
         # The admin, with its own settings.
-        site.write("website/staff.py", STAFF_SETTINGS)
-        site.write("website/staff_urls.py", STAFF_URLS)
-        site.test("staff_tests", number_of("staff_tests"), "--settings", "website.staff")
+        staff = ("--settings", "website.staff")
+        site.python("manage.py", "createsuperuser", "--noinput", *staff, *STAFF)
+        site.test("staff_tests", number_of("staff_tests"), *staff)
         # With the user model on shards, checks name what cannot be.
         site.settings('INSTALLED_APPS += ["django.contrib.admin"]\n')
         refused = site.python("manage.py", "check", fails=True)
@@ -178,6 +192,7 @@ def test_a_user_model_on_shards_does_what_djangos_does(tmp_path):
 
 TEMPLATES = """login logged_out password_change_form password_change_done password_reset_form
 password_reset_done password_reset_confirm password_reset_complete"""
+STAFF = ("--username", "staff", "--email", "staff@example.com")
 REAL = """
 from django.contrib.auth import authenticate
 from accounts.models import Account

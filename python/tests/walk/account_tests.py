@@ -17,6 +17,7 @@ from django.core.exceptions import FieldError, ValidationError
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError
 from django.test import TestCase, TransactionTestCase
+from photos.models import Post
 
 from pgshard.django import NoShard, Taken, alias_of_key
 
@@ -196,6 +197,17 @@ class Accounts(TransactionTestCase):
         self.assertFalse(self.login())
         self.assertNotEqual(Account.objects.create_user(EMAIL, NEW).pk, self.ada.pk)
         self.assertTrue(self.login(password=NEW))
+
+    def test_rows_of_an_account_are_on_its_shard_and_go_with_it(self):
+        post = Post.objects.create(user=self.ada, text="x")
+        Post.objects.create(user=self.eve, text="y")
+        self.assertEqual(post._state.db, alias_of_key(self.ada.pk))
+        self.assertEqual(Post.objects.filter(user=self.ada).get(), post)
+        self.assertEqual(self.ada.post_set.get().user, self.ada)
+        found = Post.objects.select_related("user").get(pk=post.pk)
+        self.assertEqual(found.user.email, EMAIL)
+        self.ada.delete()
+        self.assertEqual([one.text for one in Post.objects.across_shards()], ["y"])
 
     def test_asynchronous_code_authenticates(self):
         async def work():
