@@ -99,10 +99,10 @@ class Post(ShardedModel):
 class Site(Shell):
     """A project that the blocks of a page make."""
 
-    def make(self, blocks: str) -> None:
+    def make(self, shards: int, blocks: str) -> None:
         self.env["PGSHARD"] = COMMAND
         guide = re.findall(r"```sh\n(.*?)```", section("From an empty folder"), re.DOTALL)
-        self.run(guide[0].replace("--shards 64", "--shards 100") + blocks)
+        self.run(guide[0].replace("--shards 64", f"--shards {shards}") + blocks)
         self.env["PGSHARD_CONFIG"] = str(self.folder / "pgshard-dev" / "pgshard.toml")
 
     def write(self, name: str, text: str) -> None:
@@ -142,7 +142,7 @@ def profiles(tmp_path_factory):
     site = Site(tmp_path_factory.mktemp("profiles"))
     try:
         guide = re.findall(r"```sh\n(.*?)```", section("From an empty folder"), re.DOTALL)
-        site.make("".join(guide[1:3]) + typed(section("Unique everywhere", RECIPES)))
+        site.make(100, "".join(guide[1:3]) + typed(section("Unique everywhere", RECIPES)))
         site.write("website/urls.py", URLS + PROFILE_URLS)
         site.write("form.html", FORM)
         site.settings(SETTINGS + PROFILE_SETTINGS)
@@ -163,7 +163,7 @@ def test_a_thousand_rows_on_a_hundred_shards_are_created_as_a_whole_or_not_at_al
 def test_a_user_model_on_shards_does_what_djangos_does(tmp_path):
     site = Site(tmp_path)
     try:
-        site.make(typed(section("A user model on shards", RECIPES)))
+        site.make(8, typed(section("A user model on shards", RECIPES)))
         site.write("website/urls.py", URLS + ACCOUNT_URLS)
         for name in re.findall(r"\S+", TEMPLATES):
             site.write(f"registration/{name}.html", FORM)
