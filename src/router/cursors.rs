@@ -18,11 +18,11 @@ use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
 use super::handle::Shard;
 use super::lease::Lease;
+use super::next::{ConnectionKind, Effect, FailedStatement, Link, TryHistory, after_statement};
 use super::pool_slots::Use;
-use super::recover::{Next, Recovery};
+use super::recover::{FinishedTry, Recovery};
 use super::routing::Place;
 use super::sql::{ShardStatement, Sql, SqlText};
-use super::stale::MoveSignal;
 use super::statement_error::StatementError;
 use super::statements::Prepare;
 use crate::map::HostName;
@@ -126,57 +126,41 @@ async fn open(
 ) -> Result<(Cursors, Vec<Vec<Row>>), Error> {
     let inner = router.inner();
     let mut recoveries: HashMap<ShardId, Recovery<'_>> = HashMap::new();
-    let (mut prepare, mut reconnected) = (Prepare::Once, false);
+    let mut tried = TryHistory::nothing(0);
     loop {
         call.tries();
         let places = shards.iter().map(|shard| inner.place(*shard));
         let places: Vec<Place> = places.collect::<Result<_, _>>()?;
         let mut cursors = Cursors::connect(shards, &places, statements.rows).await?;
-        let began = cursors
-            .begin(router, statements, shards, (params, prepare))
+        let opened = cursors
+            .begin(router, statements, shards, (params, tried.prepare))
             .await;
-        let Failed { at, began, error } = match began {
+        let Failed { at, began, error } = match opened {
             Ok(rows) => return Ok((cursors, rows)),
             Err(failed) => failed,
         };
         let (shard, place) = (shards[at], &places[at]);
-        let host = place.host.name.clone();
-        let lost = cursors.close(at, &error).await;
-        if lost {
+        let link = cursors.close(at, &error).await;
+        if link == Link::Lost {
             place.host.circuit.doubt();
-            // The pool's connection was dead already.
-            if !error.sent && !reconnected {
-                reconnected = true;
-                continue;
-            }
-            return Err(Error::ConnectionLost {
-                shard,
-                host,
-                may_have_run: false,
-                source: error.error.into(),
-            });
         }
-        let outdated = error.may_be_outdated() && prepare == Prepare::Once;
-        let next = match MoveSignal::of(&error.error) {
-            None => Next::ApplicationError,
-            Some(signal) => {
-                let recovery = recoveries
-                    .entry(shard)
-                    .or_insert_with(|| Recovery::new(inner, shard));
-                Box::pin(recovery.after(signal, place, began, &mut None)).await?
-            }
+        let observed = FailedStatement {
+            // The transaction is read-only wherever it runs.
+            refused_to_write: false,
+            ..error.observed(ConnectionKind::Own, link, Effect::READS)
         };
-        match next {
-            Next::Retry => {}
-            Next::ApplicationError if outdated => prepare = Prepare::Again,
-            Next::ApplicationError => {
-                return Err(Error::Statement {
-                    shard,
-                    host,
-                    may_have_run: false,
-                    source: error.error.into(),
-                });
-            }
+        let recovery = recoveries
+            .entry(shard)
+            .or_insert_with(|| Recovery::new(inner, shard));
+        let mut finished = FinishedTry {
+            place,
+            began,
+            lease: None,
+            remembers: false,
+        };
+        let next = |tried, answers| after_statement(tried, observed, answers);
+        if let Some(end) = Box::pin(recovery.run(&mut tried, &mut finished, next)).await? {
+            return Err(error.ended(end, shard, place.host.name.clone()));
         }
     }
 }
@@ -262,10 +246,10 @@ impl Cursors {
         Ok(rows)
     }
 
-    /// Gives all connections back after a statement has failed. Returns whether its own is lost.
-    async fn close(self, at: usize, error: &StatementError) -> bool {
+    /// Gives all connections back after a statement has failed. Returns what is left of its own.
+    async fn close(self, at: usize, error: &StatementError) -> Link {
         let own = self.cursors[at].host;
-        let mut lost = false;
+        let mut link = Link::Kept;
         let mut others = Vec::new();
         for (number, host) in self.hosts.into_iter().enumerate() {
             let Some(lease) = host.lease else { continue };
@@ -273,15 +257,15 @@ impl Cursors {
                 others.push(lease);
                 continue;
             }
-            lost = error.lost(&lease.session().connection);
-            if lost || error.may_be_remembered() {
+            link = error.link(&lease.session().connection);
+            if link == Link::Lost || error.may_be_remembered() {
                 lease.discard();
             } else {
                 others.push(lease);
             }
         }
         join_all(others.into_iter().map(give_back)).await;
-        lost
+        link
     }
 
     /// The host of a cursor.

@@ -13,20 +13,18 @@ use super::call::{Call, CallFailure, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::lease::Lease;
+use super::next::{ConnectionKind, Effect, Link, StatementEnd, TryHistory, after_statement};
 use super::next_ids::{NEXT_IDS, reserved};
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
-use super::recover::{Next, Recovery};
+use super::recover::{FinishedTry, Recovery};
 use super::running::Transaction;
 use super::sql::{ShardStatement, SqlText};
-use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
-use super::statements::Prepare;
 use super::target::Target;
 use super::transaction::{TransactionBuilder, TransactionError};
 use crate::map::HostName;
-use crate::pg::state;
 use crate::shard::{KeyKind, ShardId};
 
 /// A shard to run SQL on. Made by [`Router::by_key`], [`Router::by_id`] and [`Router::shard`]
@@ -327,18 +325,20 @@ impl<'r> Shard<'r> {
             let answer = Box::pin(self.build_transaction().run_to_end(asking, call)).await;
             return Ok((answer.map_err(TransactionError::into_inner)?, None));
         }
-        let only_reads = sql.only_reads(inner.options.selects);
+        let effect = Effect {
+            may_write: !sql.only_reads(inner.options.selects),
+            repeatable: kind.repeatable(),
+        };
         let rendered = ShardStatement::new(&sql, &inner.prefix, shard);
         let mut recovery = Recovery::new(inner, shard);
-        let mut prepare = Prepare::Once;
-        let mut reconnected = false;
+        let mut tried = TryHistory::nothing(0);
         loop {
             call.tries();
             let place = inner.place(shard)?;
             let mut lease = place.lease_of(self.0.lane, shard, Use::Statement).await?;
             let began = Instant::now();
-            call.may_take_effect(!only_reads);
-            let failed = match lease.run(rendered, params, prepare).await {
+            call.may_take_effect(effect.may_write);
+            let failed = match lease.run(rendered, params, tried.prepare).await {
                 Ok(answer) => {
                     call.answered_by(place.host);
                     return Ok((answer, Some(lease)));
@@ -346,80 +346,27 @@ impl<'r> Shard<'r> {
                 Err(failed) => failed,
             };
             // What failed is undone, unless it can commit before its end.
-            call.may_take_effect(!kind.repeatable());
-            let host = || place.host.name.clone();
-            if failed.lost(&lease.session().connection) {
-                lease.discard();
+            call.may_take_effect(!effect.repeatable);
+            let link = failed.link(&lease.session().connection);
+            let observed = failed.observed(ConnectionKind::Own, link, effect);
+            let mut finished = FinishedTry {
+                place: &place,
+                began,
+                lease: Some(lease),
+                remembers: failed.may_be_remembered(),
+            };
+            if link == Link::Lost {
+                finished.close();
                 place.host.circuit.doubt();
-                // The pool's connection was dead already, and nothing has run.
-                if !failed.sent && !reconnected {
-                    reconnected = true;
-                    continue;
-                }
-                let may_have_run = failed.sent && !only_reads;
-                return Err(Error::ConnectionLost {
-                    shard,
-                    host: host(),
-                    may_have_run,
-                    source: failed.error.into(),
-                });
             }
-            let may_have_run = !only_reads && failed.may_have_run(kind);
-            let statement = |source: tokio_postgres::Error| Error::Statement {
-                shard,
-                host: host(),
-                may_have_run,
-                source: source.into(),
-            };
-            if state::is_read_only(&failed.error)
-                && kind.repeatable()
-                && lease.is_on_standby().await
-            {
-                Box::pin(recovery.failed_over(&place, lease)).await?;
+            let next = |tried, answers| after_statement(tried, observed, answers);
+            let Some(end) = Box::pin(recovery.run(&mut tried, &mut finished, next)).await? else {
                 continue;
-            }
-            let outdated =
-                failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
-            let Some(signal) = MoveSignal::of(&failed.error) else {
-                if outdated {
-                    prepare = Prepare::Again;
-                    continue;
-                }
-                return Err(statement(failed.error));
             };
-            let mut lease = Some(lease);
-            if signal == MoveSignal::Signpost {
-                // The call will wait, and must not hold a connection meanwhile.
-                let lease = lease.take();
-                if let Some(lease) = lease.filter(|_| failed.may_be_remembered()) {
-                    lease.discard();
-                }
+            if end == StatementEnd::NotRepeated {
+                finished.let_go();
             }
-            if !kind.repeatable() {
-                // If that cannot be found out, the move may have caused the error.
-                let own = signal == MoveSignal::Ambiguous
-                    && matches!(
-                        Box::pin(recovery.is_own(signal, &place, began)).await,
-                        Ok(true)
-                    );
-                return Err(if own {
-                    statement(failed.error)
-                } else {
-                    if let Some(lease) = lease {
-                        lease.discard();
-                    }
-                    Error::NotRepeated {
-                        shard,
-                        host: host(),
-                        source: failed.error.into(),
-                    }
-                });
-            }
-            match Box::pin(recovery.after(signal, &place, began, &mut lease)).await? {
-                Next::Retry => {}
-                Next::ApplicationError if outdated => prepare = Prepare::Again,
-                Next::ApplicationError => return Err(statement(failed.error)),
-            }
+            return Err(failed.ended(end, shard, place.host.name.clone()));
         }
     }
 }

@@ -41,6 +41,7 @@ mod lookup_problem;
 mod metrics;
 mod migrated;
 mod nesting;
+mod next;
 mod next_ids;
 mod opener;
 mod options;

@@ -20,14 +20,13 @@ use super::bound::OtherType;
 use super::error::Error;
 use super::host::Host;
 use super::lease::Lease;
+use super::next::{Answers, ConnectionKind, Effect, Link, Step, TryHistory, after_statement};
 use super::outcome::Outcome;
 use super::pool_slots::Use;
 use super::sql::{ShardStatement, Sql};
-use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use super::statements::Prepare;
 use crate::map::HostName;
-use crate::pg::state;
 use crate::shard::ShardId;
 
 /// How a statement on a pipelined connection ended.
@@ -203,44 +202,30 @@ impl PipelinedConnection {
             }
             Err(failed) => failed,
         };
-        let host = shared.host.name.clone();
-        if failed.lost(&shared.lease().session().connection) {
-            shared.spoiled.store(true, Ordering::Relaxed);
+        let link = failed.link(&shared.lease().session().connection);
+        if link == Link::Lost {
             shared.host.circuit.doubt();
-            if only_reads || !failed.sent {
-                return Ran::Again;
-            }
-            count(Outcome::Cluster);
-            return Ran::Done(Err(Error::ConnectionLost {
-                shard,
-                host,
-                may_have_run: true,
-                source: failed.error.into(),
-            }));
         }
-        if failed.may_be_remembered() || failed.is_unexpected() {
+        if link == Link::Lost || failed.may_be_remembered() || failed.is_unexpected() {
             shared.spoiled.store(true, Ordering::Relaxed);
         }
-        // A server that refuses to write may have become a standby. A statement that was cancelled
-        // for another one's sake is not to blame.
+        // A statement that was cancelled for another one's sake is not to blame.
         let cancelled = shared.cancelled.load(Ordering::Relaxed)
             && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
-        if MoveSignal::of(&failed.error).is_some()
-            || failed.may_be_outdated()
-            || state::is_read_only(&failed.error)
-            || is_other_type(&failed.error)
-            || cancelled
-        {
-            return Ran::Again;
-        }
-        let error = Error::Statement {
-            shard,
-            host,
-            may_have_run: !only_reads && failed.may_have_run(sql.class()),
-            source: failed.error.into(),
+        let blameless = cancelled || is_other_type(&failed.error);
+        let effect = Effect {
+            may_write: !only_reads,
+            repeatable: sql.class().repeatable(),
         };
-        count(Outcome::of(&error));
-        Ran::Done(Err(error))
+        let observed = failed.observed(ConnectionKind::Shared { blameless }, link, effect);
+        match after_statement(TryHistory::nothing(0), observed, Answers::default()) {
+            Step::Retry(_) | Step::Query(_) => Ran::Again,
+            Step::End(end) => {
+                let error = failed.ended(end, shard, shared.host.name.clone());
+                count(Outcome::of(&error));
+                Ran::Done(Err(error))
+            }
+        }
     }
 
     /// From now on, a statement that is cancelled on this connection is run again: it was not the

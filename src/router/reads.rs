@@ -19,6 +19,7 @@ use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::handle::Shard;
 use super::lease::Lease;
+use super::next::{Answers, ConnectionKind, Effect, Link, Step, TryHistory, after_statement};
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::replica::Standby;
@@ -327,26 +328,23 @@ impl Reads<'_> {
             Ok(answer) => return Ok(Ok((answer, lease))),
             Err(failed) => failed,
         };
-        if failed.lost(&lease.session().connection) {
+        let link = failed.link(&lease.session().connection);
+        if link == Link::Lost {
             lease.discard();
             standby.host.circuit.doubt();
-            return Ok(Err(Why::Failed));
+        } else {
+            if remembers(&failed) {
+                lease.discard();
+            }
+            tracing::debug!(%shard, host = %standby.host.name, error = %failed.error, "a standby \
+                gives an error");
         }
-        if remembers(&failed) {
-            lease.discard();
+        let cancelled = failed.error.code() == Some(&SqlState::QUERY_CANCELED);
+        let observed = failed.observed(ConnectionKind::Standby { cancelled }, link, Effect::READS);
+        match after_statement(TryHistory::nothing(0), observed, Answers::default()) {
+            Step::End(end) => Err(failed.ended(end, shard, standby.host.name.clone())),
+            Step::Retry(_) | Step::Query(_) => Ok(Err(Why::Failed)),
         }
-        tracing::debug!(%shard, host = %standby.host.name, error = %failed.error, "a standby gives \
-            an error");
-        // It took too long, or was cancelled: another try would take as long.
-        if failed.error.code() == Some(&SqlState::QUERY_CANCELED) {
-            return Err(Error::Statement {
-                shard,
-                host: standby.host.name.clone(),
-                may_have_run: false,
-                source: failed.error.into(),
-            });
-        }
-        Ok(Err(Why::Failed))
     }
 }
 

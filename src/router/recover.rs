@@ -1,5 +1,6 @@
-//! What a call does between a statement that met a move and the next try: it asks, waits, goes to
-//! the other host, and finishes what a dead mover left. [`super::stale`] makes the decisions.
+//! What a call does between a try that failed and the next one: it asks, waits, goes to the other
+//! host, and finishes what a dead mover left. [`super::next`] decides what comes next, and
+//! [`super::stale`] what a host's answer shows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,6 +14,7 @@ use super::error::{Error, LookUpError, Queue};
 use super::host::Host;
 use super::lease::Lease;
 use super::metrics::Reason;
+use super::next::{Answers, ErrorOrigin, Query, Retry, ServerRole, Step, TryHistory};
 use super::ownership_lookup::{LookUpResult, Mend};
 use super::routing::{Inner, Place};
 use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
@@ -52,13 +54,31 @@ enum PeerSearch {
     Onward(String, ShardEpoch, Option<Uuid>),
 }
 
-/// What the caller does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Takes a new snapshot and runs the statement again.
-    Retry,
-    /// Gives the error to the application.
-    ApplicationError,
+/// A try that is over, and the connection that it used.
+pub(super) struct FinishedTry<'a> {
+    pub(super) place: &'a Place,
+    /// When its first statement was sent.
+    pub(super) began: Instant,
+    pub(super) lease: Option<Lease>,
+    /// The session may remember a signpost.
+    pub(super) remembers: bool,
+}
+
+impl FinishedTry<'_> {
+    /// Closes the connection.
+    pub(super) fn close(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.discard();
+        }
+    }
+
+    /// Gives the connection back, unless its session may remember a signpost.
+    pub(super) fn let_go(&mut self) {
+        match self.remembers {
+            true => self.close(),
+            false => self.lease = None,
+        }
+    }
 }
 
 impl<'r> Recovery<'r> {
@@ -74,41 +94,94 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    /// Asks whether the failed statement's error is the application's own, and does nothing else.
-    pub(super) async fn is_own(
+    /// Runs the steps that `next` decides, until the call is worth another try (`None`) or over.
+    /// The connection is still there at the end, unless something was waited for.
+    ///
+    /// # Errors
+    /// When the time for retries is over, or no host can be asked.
+    pub(super) async fn run<E>(
+        &mut self,
+        tried: &mut TryHistory,
+        finished: &mut FinishedTry<'_>,
+        next: impl Fn(TryHistory, Answers) -> Step<E>,
+    ) -> Result<Option<E>, Error> {
+        let mut answers = Answers::default();
+        loop {
+            match next(*tried, answers) {
+                Step::End(end) => return Ok(Some(end)),
+                Step::Query(Query::Role) => {
+                    let is_standby = match &mut finished.lease {
+                        Some(lease) => lease.is_on_standby().await,
+                        None => false,
+                    };
+                    answers.role = Some(match is_standby {
+                        true => ServerRole::Standby,
+                        false => ServerRole::Primary,
+                    });
+                }
+                Step::Query(Query::Origin(signal)) => {
+                    let origin = self.origin(signal, finished.place, finished.began).await;
+                    // If that cannot be found out, the move may have caused the error.
+                    answers.origin = Some(origin.unwrap_or(ErrorOrigin::Move));
+                }
+                Step::Query(Query::Move(signal)) => {
+                    if signal == MoveSignal::Signpost {
+                        // The call will wait, and must not hold a connection meanwhile.
+                        finished.let_go();
+                    }
+                    answers.origin = Some(self.follow(signal, finished).await?);
+                }
+                Step::Retry(retry) => {
+                    tried.record(retry);
+                    match (retry, finished.lease.take()) {
+                        (Retry::AfterFailover, Some(lease)) => {
+                            self.failed_over(finished.place, lease).await?;
+                        }
+                        (Retry::AfterConflict, lease) => {
+                            drop(lease);
+                            let round = tried.conflicts;
+                            self.router.after_conflict(finished.place, round).await;
+                        }
+                        _ => {}
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Asks what caused the error of the failed statement, and does nothing else.
+    async fn origin(
         &mut self,
         signal: MoveSignal,
         place: &Place,
         began: Instant,
-    ) -> Result<bool, Error> {
+    ) -> Result<ErrorOrigin, Error> {
         let _waiting = self.enter(&place.host)?;
         let answered = self.look_up(&place.host, signal).await?;
         Ok(
-            judge(signal, &answered.lookup, began.elapsed(), place.epoch)
-                == Verdict::ApplicationError,
+            match judge(signal, &answered.lookup, began.elapsed(), place.epoch) {
+                Verdict::ApplicationError => ErrorOrigin::Application,
+                _ => ErrorOrigin::Move,
+            },
         )
     }
 
-    /// Returns when the statement that was sent to `place` at `began` is worth another try, or at
-    /// once when it is not. Before it waits for the shard it closes the connection in `lease`,
-    /// because the session may remember a signpost. It leaves the connection in place when the
-    /// answer is [`Next::ApplicationError`].
-    ///
-    /// # Errors
-    /// When the time for retries is over, or no host can be asked.
+    /// Returns when another try is worth it, or at once when it is not. Before it waits for the
+    /// shard it closes the try's connection, because the session may remember a signpost. It leaves
+    /// the connection in place when the error is the application's.
     #[tracing::instrument(
         level = "debug",
         name = "pgshard.recover",
         skip_all,
-        fields(shard = %self.shard, host = %place.host.name),
+        fields(shard = %self.shard, host = %finished.place.host.name),
     )]
-    pub(super) async fn after(
+    async fn follow(
         &mut self,
         signal: MoveSignal,
-        place: &Place,
-        began: Instant,
-        lease: &mut Option<Lease>,
-    ) -> Result<Next, Error> {
+        finished: &mut FinishedTry<'_>,
+    ) -> Result<ErrorOrigin, Error> {
+        let FinishedTry { place, began, .. } = *finished;
         let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
         place.host.metrics.move_signal(&place.host.name, signal);
@@ -123,14 +196,12 @@ impl<'r> Recovery<'r> {
                 place.host.metrics.fence(&place.host.name);
             }
             if verdict == Verdict::ApplicationError {
-                return Ok(Next::ApplicationError);
+                return Ok(ErrorOrigin::Application);
             }
             self.reason = Reason::of(signal, &verdict);
-            if let Some(lease) = lease.take() {
-                lease.discard();
-            }
+            finished.close();
             match verdict {
-                Verdict::ApplicationError => return Ok(Next::ApplicationError),
+                Verdict::ApplicationError => return Ok(ErrorOrigin::Application),
                 Verdict::NotHere => {
                     return Err(Error::NotHere {
                         shard: self.shard,
@@ -191,7 +262,7 @@ impl<'r> Recovery<'r> {
 
     /// After a statement found that its server is a standby, so that nothing was written. Returns
     /// when the statement is worth another try on a new connection; the first time at once.
-    pub(super) async fn failed_over(&mut self, place: &Place, lease: Lease) -> Result<(), Error> {
+    async fn failed_over(&mut self, place: &Place, lease: Lease) -> Result<(), Error> {
         let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
         place.host.circuit.retire(lease.session().generation);
@@ -357,14 +428,14 @@ impl<'r> Recovery<'r> {
 
     /// The first try after a lookup is at once. Further tries wait, because hosts and signposts
     /// contradict each other then.
-    async fn look_up_again(&mut self, host: &Host) -> Result<Next, Error> {
+    async fn look_up_again(&mut self, host: &Host) -> Result<ErrorOrigin, Error> {
         self.rounds += 1;
         self.router.retries.fetch_add(1, Ordering::Relaxed);
         host.metrics.retry(&host.name, self.reason);
         if self.rounds > 1 {
             self.wait(host, "it answers as if it had moved").await?;
         }
-        Ok(Next::Retry)
+        Ok(ErrorOrigin::Move)
     }
 
     async fn wait(&mut self, host: &Host, reason: &str) -> Result<(), Error> {
@@ -394,7 +465,7 @@ const CONFLICT_PAUSES: Backoff = Backoff {
 impl Inner {
     /// Waits before a transaction is run again that had a conflict with another one, the `round`th
     /// time.
-    pub(super) async fn after_conflict(&self, place: &Place, round: u32) {
+    async fn after_conflict(&self, place: &Place, round: u32) {
         self.retries.fetch_add(1, Ordering::Relaxed);
         place.host.metrics.retry(&place.host.name, Reason::Conflict);
         tokio::time::sleep(CONFLICT_PAUSES.pause(round)).await;

@@ -3,9 +3,13 @@
 use tokio_postgres::Client;
 use tokio_postgres::types::WrongType;
 
+use super::error::Error;
+use super::next::{ConnectionKind, Effect, FailedStatement, Fate, Link, StatementEnd};
 use super::origin::Origin;
 use super::stale::MoveSignal;
-use super::statement_class::StatementClass;
+use crate::map::HostName;
+use crate::pg::state;
+use crate::shard::ShardId;
 
 /// A statement that failed.
 pub(super) struct StatementError {
@@ -32,15 +36,60 @@ impl StatementError {
         Origin::of(&self.error) == Origin::Answer
     }
 
-    /// Whether the statement, which was not known to only read, may have taken effect.
-    pub(super) fn may_have_run(&self, class: StatementClass) -> bool {
-        self.sent
-            && match Origin::of(&self.error) {
-                Origin::BeforeSending => false,
-                // What failed is undone, unless it can commit before its end.
-                Origin::Server => !class.repeatable(),
-                Origin::Lost | Origin::Answer => true,
-            }
+    /// The same as [`StatementError::lost`].
+    pub(super) fn link(&self, connection: &Client) -> Link {
+        match self.lost(connection) {
+            true => Link::Lost,
+            false => Link::Kept,
+        }
+    }
+
+    /// What a decision needs to know of it.
+    pub(super) fn observed(
+        &self,
+        connection: ConnectionKind,
+        link: Link,
+        effect: Effect,
+    ) -> FailedStatement {
+        let fate = match (Origin::of(&self.error), link) {
+            (Origin::BeforeSending, _) => Fate::NotSent,
+            _ if !self.sent => Fate::NotSent,
+            (Origin::Server, Link::Kept) => Fate::Refused,
+            (Origin::Server, Link::Lost) | (Origin::Lost | Origin::Answer, _) => Fate::Unknown,
+        };
+        FailedStatement {
+            connection,
+            link,
+            fate,
+            effect,
+            signal: MoveSignal::of(&self.error),
+            outdated: self.may_be_outdated(),
+            refused_to_write: state::is_read_only(&self.error),
+        }
+    }
+
+    /// The error of a call that ends with it.
+    pub(super) fn ended(self, end: StatementEnd, shard: ShardId, host: HostName) -> Error {
+        let source = self.error.into();
+        match end {
+            StatementEnd::ConnectionLost { may_have_run } => Error::ConnectionLost {
+                shard,
+                host,
+                may_have_run,
+                source,
+            },
+            StatementEnd::Refused { may_have_run } => Error::Statement {
+                shard,
+                host,
+                may_have_run,
+                source,
+            },
+            StatementEnd::NotRepeated => Error::NotRepeated {
+                shard,
+                host,
+                source,
+            },
+        }
     }
 
     /// Whether the same statement, prepared again, may succeed: it was prepared before a migration

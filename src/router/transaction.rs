@@ -11,13 +11,17 @@ use super::call::{Call, CallFailure, call_span};
 use super::error::Error;
 use super::lease::Lease;
 use super::nesting;
+use super::next::{
+    ClosureEnd, CommitEnd, CommitReport, FailedCommit, FailedStatement, Link, ReturnedClosure,
+    TryHistory, after_closure, after_commit, after_statement,
+};
 use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
-use super::recover::{Next, Recovery};
+use super::recover::{FinishedTry, Recovery};
 use super::running::{ClosedTransaction, TableNaming, Transaction};
 use super::stale::MoveSignal;
-use super::statements::Prepare;
+use super::statement_error::StatementError;
 use super::target::Target;
 use crate::map::HostName;
 use crate::pg::{quote_ident, state};
@@ -114,35 +118,36 @@ impl<'r> TransactionBuilder<'r> {
     {
         let inner = self.target.router.inner();
         let shard = self.target.shard;
+        let failed = |error: Error| Err(TransactionError::Router(error));
         let mut recovery = Recovery::new(inner, shard);
-        let mut prepare = Prepare::Once;
-        let mut reconnected = false;
-        let mut conflicts = 0;
+        let mut tried = TryHistory::nothing(self.conflicts);
         loop {
             call.tries();
             let place = inner.place(shard)?;
             let host = || place.host.name.clone();
             let mut lease = place.lease_of(self.target.lane, shard, Use::Longer).await?;
-            let began = Instant::now();
-            if let Err(source) = lease.begin(&self.begin()).await {
-                // The connection was dead before anything was done.
-                if is_lost(&source) && !reconnected {
-                    reconnected = true;
-                    continue;
+            let mut finished = FinishedTry {
+                place: &place,
+                began: Instant::now(),
+                lease: None,
+                remembers: false,
+            };
+            if let Err(error) = lease.begin(&self.begin()).await {
+                drop(lease);
+                let (error, begin) = failed_begin(error);
+                let next = |tried, answers| after_statement(tried, begin, answers);
+                match Box::pin(recovery.run(&mut tried, &mut finished, next)).await? {
+                    Some(end) => return failed(error.ended(end, shard, host())),
+                    None => continue,
                 }
-                return Err(TransactionError::Router(lost_or_refused(
-                    shard,
-                    host(),
-                    source,
-                )));
             }
             let named = if self.behind.is_some() {
                 TableNaming::BySearchPath
             } else {
                 TableNaming::InFull
             };
-            let transaction =
-                Transaction::new(self.target.router, shard, &place, lease, (prepare, named));
+            let prepare = (tried.prepare, named);
+            let transaction = Transaction::new(self.target.router, shard, &place, lease, prepare);
             // However this ends, a clone of the transaction is of no use afterwards.
             let last = transaction.guard();
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
@@ -151,90 +156,37 @@ impl<'r> TransactionBuilder<'r> {
             if noted.failed || result.is_err() || noted.signal == Some(MoveSignal::Signpost) {
                 lease = rolled_back(lease).await;
             }
-            // A server that refused to write may be a standby by now. Then nothing that was read
-            // there counts, even if a savepoint caught the refusal.
-            if noted.read_only
-                && !self.read_only
-                && let Some(mut asked) = lease.take()
-            {
-                if asked.is_on_standby().await {
-                    recovery.failed_over(&place, asked).await?;
-                    continue;
-                }
-                lease = Some(asked);
-            }
-            // What the closure met counts, not what it returned.
-            if let Some(signal) = noted.signal {
-                if signal == MoveSignal::Signpost {
-                    // The call will wait, and must not hold a connection meanwhile.
-                    lease = None;
-                }
-                match recovery.after(signal, &place, began, &mut lease).await? {
-                    Next::Retry => continue,
-                    Next::ApplicationError if noted.outdated && prepare == Prepare::Once => {
-                        prepare = Prepare::Again;
-                        continue;
-                    }
-                    Next::ApplicationError => {}
-                }
-            }
-            let conflict = result.is_err() && noted.fault.is_some_and(CallFailure::is_conflict);
-            if conflict && conflicts < self.conflicts {
-                drop(lease);
-                conflicts += 1;
-                inner.after_conflict(&place, conflicts).await;
+            let closure = ReturnedClosure {
+                succeeded: result.is_ok(),
+                failed: noted.failed,
+                connected: lease.is_some(),
+                signal: noted.signal,
+                outdated: noted.outdated,
+                refused_to_write: noted.read_only && !self.read_only,
+                conflict: noted.fault.is_some_and(CallFailure::is_conflict),
+            };
+            finished.lease = lease;
+            let next = |tried, answers| after_closure(tried, closure, answers);
+            let Some(end) = recovery.run(&mut tried, &mut finished, next).await? else {
                 continue;
-            }
-            let value = result.map_err(|error| TransactionError::Closure(error, noted.fault))?;
-            let Some(mut lease) = lease.filter(|_| !noted.failed) else {
-                return Err(TransactionError::Router(Error::TransactionFailed { shard }));
+            };
+            let (value, lease) = match (end, result, &mut finished.lease) {
+                (ClosureEnd::Commit, Ok(value), Some(lease)) => (value, lease),
+                (_, Err(error), _) => return Err(TransactionError::Closure(error, noted.fault)),
+                (_, Ok(_), _) => return failed(Error::TransactionFailed { shard }),
             };
             call.may_take_effect(true);
             let Err(source) = lease.commit().await else {
                 return Ok(value);
             };
             call.may_take_effect(false);
-            // The server has not said how the transaction ended, or a statement has ended it
-            // before, perhaps with COMMIT.
-            let told = source.as_db_error().is_some() && !is_lost(&source);
-            if !told || source.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) {
-                return Err(TransactionError::Router(Error::InDoubt {
-                    shard,
-                    host: host(),
-                    source: source.into(),
-                }));
-            }
-            if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
-                return Err(TransactionError::Router(Error::TransactionFailed { shard }));
-            }
-            if source.code().is_some_and(state::is_conflict) && conflicts < self.conflicts {
-                drop(lease);
-                conflicts += 1;
-                inner.after_conflict(&place, conflicts).await;
+            finished.remembers = true;
+            let commit = failed_commit(&source);
+            let next = |tried, answers| after_commit(tried, commit, answers);
+            let Some(end) = Box::pin(recovery.run(&mut tried, &mut finished, next)).await? else {
                 continue;
-            }
-            // COMMIT was refused, so nothing is committed. A deferred trigger may have run into the
-            // signpost, say.
-            let Some(signal) = MoveSignal::of(&source) else {
-                return Err(TransactionError::Router(Error::Statement {
-                    shard,
-                    host: host(),
-                    may_have_run: false,
-                    source: source.into(),
-                }));
             };
-            if recovery
-                .after(signal, &place, began, &mut Some(lease))
-                .await?
-                == Next::ApplicationError
-            {
-                return Err(TransactionError::Router(Error::Statement {
-                    shard,
-                    host: host(),
-                    may_have_run: false,
-                    source: source.into(),
-                }));
-            }
+            return failed(commit_error(end, shard, host(), source));
         }
     }
 
@@ -298,21 +250,53 @@ impl<E> TransactionError<E> {
     }
 }
 
-fn lost_or_refused(shard: ShardId, host: HostName, source: tokio_postgres::Error) -> Error {
-    if is_lost(&source) {
-        Error::ConnectionLost {
+fn failed_begin(error: tokio_postgres::Error) -> (StatementError, FailedStatement) {
+    let link = match is_lost(&error) {
+        true => Link::Lost,
+        false => Link::Kept,
+    };
+    let error = StatementError {
+        error,
+        prepared_before: false,
+        sent: false,
+    };
+    (error, FailedStatement::begin(link))
+}
+
+fn failed_commit(error: &tokio_postgres::Error) -> FailedCommit {
+    let report = match error.code() {
+        _ if error.as_db_error().is_none() || is_lost(error) => CommitReport::Nothing,
+        Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) => CommitReport::Nothing,
+        Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => CommitReport::FailedBefore,
+        Some(code) if state::is_conflict(code) => CommitReport::Conflict,
+        _ => CommitReport::Refused,
+    };
+    FailedCommit {
+        report,
+        signal: MoveSignal::of(error),
+    }
+}
+
+fn commit_error(
+    end: CommitEnd,
+    shard: ShardId,
+    host: HostName,
+    source: tokio_postgres::Error,
+) -> Error {
+    let source = source.into();
+    match end {
+        CommitEnd::InDoubt => Error::InDoubt {
+            shard,
+            host,
+            source,
+        },
+        CommitEnd::TransactionFailed => Error::TransactionFailed { shard },
+        CommitEnd::Refused => Error::Statement {
             shard,
             host,
             may_have_run: false,
-            source: source.into(),
-        }
-    } else {
-        Error::Statement {
-            shard,
-            host,
-            may_have_run: false,
-            source: source.into(),
-        }
+            source,
+        },
     }
 }
 
