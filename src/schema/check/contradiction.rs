@@ -1,24 +1,20 @@
 //! What is reported where hosts contradict each other about a shard, by this comparison and when
 //! the map is rebuilt; and which hosts contradict the config.
 
-use super::view::Departure;
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::check::remedy::REPAIR;
 use crate::schema::control::Cluster;
 use crate::schema::survey::facts::{FactsError, HostFacts, Survey};
+use crate::schema::survey::ownership::Statement;
 use crate::schema::survey::refusal::{Refusal, differences};
 
 /// An owner that does not know of the move that brought it the shard, or took it away: its database
 /// is from before that move, or the other host is wrong.
-pub(in crate::schema) fn went_back(
-    owner: &HostName,
-    served: ShardEpoch,
-    given: Departure<'_>,
-) -> (String, String) {
-    let Departure { epoch, from, to } = given;
+pub(in crate::schema) fn went_back(own: Statement<'_>, given: Statement<'_>) -> (String, String) {
+    let (owner, served) = (own.owner, own.epoch);
     let what = format!(
-        "{from} gave it to {to} at epoch {epoch}, but {owner} serves it at epoch {served}, from \
-            before that"
+        "{} gave it to {} at epoch {}, but {owner} serves it at epoch {served}, from before that",
+        given.by, given.owner, given.epoch
     );
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby \

@@ -53,7 +53,6 @@ pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
 pub use security::exposed;
 pub(crate) use settings::START_A_STANDBY;
 pub use sources::sources;
-pub(super) use view::Departure;
 
 /// What is wrong with the hosts by themselves, where there is no map to compare them with: those
 /// that cannot be read.

@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 
 use super::finding::{Finding, Findings, Severity};
 use super::remedy::REPAIR;
-use crate::map::{Change, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
-use crate::schema::check::{Departure, jumped, went_back};
-use crate::schema::survey::facts::{ShardState, Survey};
+use crate::map::{Change, MapVersion, Placement, ShardEpoch, ShardMap};
+use crate::schema::check::{jumped, went_back};
+use crate::schema::survey::facts::Survey;
 use crate::schema::survey::host_records::HostRecords;
+use crate::schema::survey::ownership::{Ownership, Statement, settle};
 use crate::shard::{ShardCount, ShardId};
 
 /// A map rebuilt from the reports of the hosts.
@@ -27,47 +28,21 @@ pub struct Rebuilt {
     pub notes: Vec<Finding>,
 }
 
-/// A host's report about the owner of a shard.
-struct Claim<'a> {
-    epoch: ShardEpoch,
-    /// Whether it is the owner's own report; otherwise it is from the host that gave the shard
-    /// away.
-    first_hand: bool,
-    /// Who owns it.
-    host: &'a HostName,
-    /// The reporting host.
-    from: &'a HostName,
-}
-
 /// Corrects a map by the reports of the hosts. A row `moved` that names a host which has not opened
 /// the shard yet means that host: the move is decided, and the next router or mover that comes by
 /// opens the shard.
 pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     let mut notes = Findings::default();
-    let mut claims: BTreeMap<ShardId, Vec<Claim<'_>>> = BTreeMap::new();
-    for (from, facts) in survey {
-        let Ok(facts) = facts else { continue };
-        for (shard, row) in facts.control.iter().flat_map(|control| &control.shards) {
-            let (host, first_hand) = match (row.state, &row.peer) {
-                (ShardState::Moved, Some(peer)) => (peer, false),
-                (ShardState::Moved, None) => continue,
-                (ShardState::Serving | ShardState::Fenced, _) => (from, true),
-            };
-            if survey.contains_key(host) {
-                claims.entry(*shard).or_default().push(Claim {
-                    epoch: row.epoch,
-                    first_hand,
-                    host,
-                    from,
-                });
-            } else {
-                let what = format!(
-                    "it has moved to {host} (epoch {}), which the config does not name",
-                    row.epoch
-                );
-                let remedy = format!("add {host} to the config");
-                notes.add_shard(Severity::Error, "unknown_host", None, *shard, what, remedy);
-            }
+    let mut claims: BTreeMap<ShardId, Vec<Statement<'_>>> = BTreeMap::new();
+    for (shard, claim) in statements(survey) {
+        let Statement { owner, epoch, .. } = claim;
+        if survey.contains_key(owner) {
+            claims.entry(shard).or_default().push(claim);
+        } else {
+            let what =
+                format!("it has moved to {owner} (epoch {epoch}), which the config does not name");
+            let remedy = format!("add {owner} to the config");
+            notes.add_shard(Severity::Error, "unknown_host", None, shard, what, remedy);
         }
     }
     let known = HostRecords::of_survey(survey);
@@ -106,43 +81,23 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
 /// The shards of which no host that answers knows anything.
 pub fn map_of_hosts(shards: ShardCount, survey: &Survey) -> Result<ShardMap, Vec<ShardId>> {
     let known = HostRecords::of_survey(survey);
-    let mut best: BTreeMap<ShardId, (ShardEpoch, bool, &HostName)> = BTreeMap::new();
-    for (from, facts) in survey {
-        let Ok(facts) = facts else { continue };
-        for (shard, row) in facts.control.iter().flat_map(|control| &control.shards) {
-            let owner = row.state.is_owner();
-            let Some(host) = (if owner { Some(from) } else { row.peer.as_ref() }) else {
-                continue;
-            };
-            if survey.contains_key(host) {
-                let claim = (row.epoch, owner, host);
-                best.entry(*shard)
-                    .and_modify(|known| *known = (*known).max(claim))
-                    .or_insert(claim);
-            }
+    let mut best: BTreeMap<ShardId, Statement<'_>> = BTreeMap::new();
+    for (shard, claim) in statements(survey).filter(|(_, claim)| survey.contains_key(claim.owner)) {
+        let known = best.entry(shard).or_insert(claim);
+        let rank = (claim.epoch, claim.first_hand, claim.owner);
+        if rank > (known.epoch, known.first_hand, known.owner) {
+            *known = claim;
         }
     }
-    let place = |shard: ShardId| match best.get(&shard) {
-        Some((epoch, _, host)) => Ok((
-            shard,
-            Placement {
-                host: (*host).clone(),
-                epoch: *epoch,
-            },
-        )),
-        None => match known
-            .last(shard)
-            .filter(|last| survey.contains_key(last.host))
-        {
-            Some(last) => Ok((
-                shard,
-                Placement {
-                    host: last.host.clone(),
-                    epoch: last.epoch,
-                },
-            )),
+    let place = |shard: ShardId| {
+        let recorded = || {
+            let last = known.last(shard)?;
+            survey.contains_key(last.owner).then_some(last)
+        };
+        match best.get(&shard).copied().or_else(recorded) {
+            Some(claim) => Ok((shard, placement(claim))),
             None => Err(shard),
-        },
+        }
     };
     let (placed, unknown): (Vec<_>, Vec<_>) = shards.iter().map(place).partition(Result::is_ok);
     if !unknown.is_empty() {
@@ -152,19 +107,34 @@ pub fn map_of_hosts(shards: ShardCount, survey: &Survey) -> Result<ShardMap, Vec
     Ok(ShardMap::new(MapVersion::FIRST, shards, placed).expect("every shard has one placement"))
 }
 
+/// What the hosts that answer state about shards.
+fn statements(survey: &Survey) -> impl Iterator<Item = (ShardId, Statement<'_>)> {
+    let read = survey
+        .iter()
+        .filter_map(|(by, facts)| Some((by, facts.as_ref().ok()?.control.as_ref()?)));
+    read.flat_map(|(by, control)| {
+        let rows = control.shards.iter();
+        rows.filter_map(move |(shard, row)| Some((*shard, Statement::of(by, row)?)))
+    })
+}
+
+fn placement(claim: Statement<'_>) -> Placement {
+    Placement {
+        host: claim.owner.clone(),
+        epoch: claim.epoch,
+    }
+}
+
 fn judge(
     shard: ShardId,
     was: Placement,
-    claims: &[Claim<'_>],
+    claims: &[Statement<'_>],
     survey: &Survey,
     known: &HostRecords<'_>,
     notes: &mut Findings,
 ) -> Placement {
     let silent = !matches!(survey.get(&was.host), Some(Ok(_)));
-    let Some(best) = claims
-        .iter()
-        .max_by_key(|claim| (claim.epoch, claim.first_hand))
-    else {
+    let Some(best) = claims.iter().max() else {
         if silent {
             let what = "the host was not asked, the map keeps what it said";
             let remedy = "run `pgshard map rebuild` again when it answers";
@@ -179,12 +149,12 @@ fn judge(
         } else if let Some(last) = known.lost(shard) {
             let what = format!(
                 "{} knows that it was on {}, and no host serves it; the map keeps what it said",
-                last.by, last.host
+                last.by, last.owner
             );
             notes.add_shard(
                 Severity::Alarm,
                 "shard_lost",
-                Some(last.host),
+                Some(last.owner),
                 shard,
                 what,
                 "run `pgshard check`",
@@ -205,7 +175,7 @@ fn judge(
         }
         return was;
     };
-    if silent && best.epoch <= was.epoch && *best.host != was.host {
+    if silent && best.epoch <= was.epoch && *best.owner != was.host {
         let what =
             "the host was not asked and no other shows a later epoch, the map keeps what it said";
         let remedy = "run `pgshard map rebuild` again when it answers";
@@ -221,52 +191,39 @@ fn judge(
     }
     let others = claims
         .iter()
-        .filter(|claim| claim.from != best.from)
+        .filter(|claim| claim.by != best.by)
         .map(|claim| claim.epoch);
     if best.epoch.jumps(others.fold(was.epoch, ShardEpoch::max)) {
-        let (what, remedy) = jumped(best.from, best.epoch, was.epoch);
+        let (what, remedy) = jumped(best.by, best.epoch, was.epoch);
         notes.add_shard(
             Severity::Alarm,
             "epoch_jump",
-            Some(best.from),
+            Some(best.by),
             shard,
             what,
             remedy,
         );
         return was;
     }
-    let owners: Vec<&Claim<'_>> = claims.iter().filter(|claim| claim.first_hand).collect();
-    match owners[..] {
-        [owner, other, ..] => {
+    match settle(claims.iter().copied()) {
+        Ownership::ServedTwice(first, second) => {
+            let mut both = [first, second];
+            both.sort_by_key(|one| one.owner);
+            let [owner, other] = both;
             let what = format!(
                 "{} (epoch {}) and {} (epoch {}) both serve it, the map keeps what it said",
-                owner.host, owner.epoch, other.host, other.epoch
+                owner.owner, owner.epoch, other.owner, other.epoch
             );
             notes.add_shard(Severity::Alarm, "served_twice", None, shard, what, REPAIR);
             was
         }
-        // It reports itself as serving the shard, at an epoch before another gave it away.
-        [owner] if owner.epoch < best.epoch => {
-            let given = Departure {
-                epoch: best.epoch,
-                from: best.from,
-                to: best.host,
-            };
-            let (what, remedy) = went_back(owner.host, owner.epoch, given);
-            notes.add_shard(
-                Severity::Alarm,
-                "went_back",
-                Some(owner.host),
-                shard,
-                what,
-                remedy,
-            );
+        Ownership::WentBack { owner: own, given } => {
+            let (what, remedy) = went_back(own, given);
+            let host = Some(own.owner);
+            notes.add_shard(Severity::Alarm, "went_back", host, shard, what, remedy);
             was
         }
-        _ => Placement {
-            host: best.host.clone(),
-            epoch: best.epoch,
-        },
+        Ownership::Owner(_) | Ownership::InTransit(_) | Ownership::Unknown => placement(*best),
     }
 }
 

@@ -1,16 +1,15 @@
 //! Who serves a shard, by the map and by the hosts.
 
-use std::cmp::Reverse;
-
 use super::contradiction::{jumped, went_back};
 use super::unserved;
 use super::view::{Hosts, InMap};
-use crate::map::{HostName, ShardEpoch};
+use crate::map::HostName;
 use crate::pg::quote_literal;
 use crate::schema::check::finding::{Findings, Severity};
 use crate::schema::check::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
 use crate::schema::control::Cluster;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState};
+use crate::schema::survey::ownership::{Ownership, Statement};
 use crate::shard::ShardId;
 
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
@@ -26,36 +25,20 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
             remedy,
         );
     }
-    let owners = hosts.rows(shard).filter(|(_, row)| row.state.is_owner());
-    let mut owners: Vec<(ShardEpoch, &HostName)> =
-        owners.map(|(host, row)| (row.epoch, host)).collect();
-    owners.sort_by_key(|(epoch, host)| (Reverse(*epoch), *host));
-    match owners[..] {
-        [] => unserved::check(findings, hosts, in_map),
-        [(served, owner)] => {
-            if let Some(there) = ServingCopy::by(hosts, owner, shard) {
-                there.schema(findings, hosts.cluster);
-                there.closed(findings);
-                there.half_made(findings, hosts);
-            }
-            if let Some(given) = hosts
-                .last_departure(shard)
-                .filter(|given| given.epoch > served)
-            {
-                let (what, remedy) = went_back(owner, served, given);
-                findings.add_shard(
-                    Severity::Alarm,
-                    "went_back",
-                    Some(owner),
-                    shard,
-                    what,
-                    remedy,
-                );
-            } else {
-                elsewhere(findings, in_map, owner, served);
-            }
+    match hosts.ownership(shard) {
+        Ownership::Unknown => unserved::unknown(findings, hosts, in_map),
+        Ownership::InTransit(given) => unserved::given_away(findings, hosts, in_map, given),
+        Ownership::Owner(own) => {
+            ServingCopy::check(findings, hosts, own.owner, shard);
+            elsewhere(findings, in_map, own);
         }
-        [first, second, ..] => twice(findings, in_map, first, second),
+        Ownership::WentBack { owner: own, given } => {
+            ServingCopy::check(findings, hosts, own.owner, shard);
+            let (what, remedy) = went_back(own, given);
+            let host = Some(own.owner);
+            findings.add_shard(Severity::Alarm, "went_back", host, shard, what, remedy);
+        }
+        Ownership::ServedTwice(first, second) => twice(findings, in_map, first, second),
     }
 }
 
@@ -63,8 +46,11 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
 fn elsewhere(
     findings: &mut Findings,
     InMap { shard, host, epoch }: InMap<'_>,
-    owner: &HostName,
-    served: ShardEpoch,
+    Statement {
+        owner,
+        epoch: served,
+        ..
+    }: Statement<'_>,
 ) {
     if owner != host {
         let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
@@ -90,13 +76,9 @@ fn elsewhere(
 }
 
 /// Two hosts serve the shard. The first has the later epoch.
-fn twice(
-    findings: &mut Findings,
-    in_map: InMap<'_>,
-    first: (ShardEpoch, &HostName),
-    second: (ShardEpoch, &HostName),
-) {
-    let ((served, right), (other_epoch, other)) = (first, second);
+fn twice(findings: &mut Findings, in_map: InMap<'_>, first: Statement<'_>, second: Statement<'_>) {
+    let (right, served) = (first.owner, first.epoch);
+    let (other, other_epoch) = (second.owner, second.epoch);
     let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
     let remedy = if (right, served) == (in_map.host, in_map.epoch) && served > other_epoch {
         format!(
@@ -127,6 +109,14 @@ struct ServingCopy<'a> {
 }
 
 impl<'a> ServingCopy<'a> {
+    fn check(findings: &mut Findings, hosts: &Hosts<'a>, host: &'a HostName, shard: ShardId) {
+        if let Some(there) = ServingCopy::by(hosts, host, shard) {
+            there.schema(findings, hosts.cluster);
+            there.closed(findings);
+            there.half_made(findings, hosts);
+        }
+    }
+
     fn by(hosts: &Hosts<'a>, host: &'a HostName, shard: ShardId) -> Option<ServingCopy<'a>> {
         let (facts, control) = (hosts.facts(host)?, *hosts.controls.get(host)?);
         Some(ServingCopy {

@@ -1,32 +1,30 @@
 //! Shards that no host serves.
 
-use super::view::{Brought, Departure, Hosts, InMap};
+use super::view::{Brought, Hosts, InMap};
 use crate::map::ShardEpoch;
 use crate::schema::check::finding::{Findings, Severity};
 use crate::schema::check::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
 use crate::schema::survey::facts::ControlFacts;
+use crate::schema::survey::ownership::Statement;
 use crate::schema::survey::refusal::restore;
 
-pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
+/// A shard about which no host states anything.
+pub(super) fn unknown(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
     let InMap { shard, host, epoch } = in_map;
-    if let Some(given) = hosts.last_departure(shard) {
-        given_away(findings, hosts, in_map, given);
-        return;
-    }
     if let Some(last) = hosts.known.lost(shard) {
         // A host that is empty, or that the config does not name, has a finding of its own.
-        if hosts.controls.contains_key(last.host) {
+        if hosts.controls.contains_key(last.owner) {
             let what = format!(
                 "{} knows that it was on {}, which no longer knows it",
-                last.by, last.host
+                last.by, last.owner
             );
             findings.add_shard(
                 Severity::Alarm,
                 "shard_lost",
-                Some(last.host),
+                Some(last.owner),
                 shard,
                 what,
-                restore(last.host),
+                restore(last.owner),
             );
         }
         return;
@@ -61,13 +59,13 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
 }
 
 /// A shard that has left a host, and is not served where it went.
-fn given_away(
+pub(super) fn given_away(
     findings: &mut Findings,
     hosts: &Hosts<'_>,
     InMap { shard, host, .. }: InMap<'_>,
-    given: Departure<'_>,
+    given: Statement<'_>,
 ) {
-    let Departure { epoch, from, to } = given;
+    let (epoch, from, to) = (given.epoch, given.by, given.owner);
     // A host that was not read may serve it, and has a finding of its own.
     if hosts.facts(to).is_none() {
         if to != host {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::control::Cluster;
-use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
+use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, Survey};
 use crate::schema::survey::host_records::HostRecords;
+use crate::schema::survey::ownership::{Ownership, Statement, settle};
 use crate::shard::ShardId;
 
 /// The hosts of the config.
@@ -23,15 +24,6 @@ pub(super) struct InMap<'a> {
     pub(super) shard: ShardId,
     pub(super) host: &'a HostName,
     pub(super) epoch: ShardEpoch,
-}
-
-/// The row of a host that has given a shard away. The later one is the greater.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::schema) struct Departure<'a> {
-    /// Since when the receiver has it.
-    pub(in crate::schema) epoch: ShardEpoch,
-    pub(in crate::schema) from: &'a HostName,
-    pub(in crate::schema) to: &'a HostName,
 }
 
 /// What a move has brought to a host that has not opened the shard.
@@ -61,29 +53,18 @@ impl<'a> Hosts<'a> {
     }
 
     /// The facts of the hosts that know a shard.
-    pub(super) fn rows(
-        &self,
-        shard: ShardId,
-    ) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
+    fn rows(&self, shard: ShardId) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
         self.controls
             .iter()
             .filter_map(move |(host, control)| Some((*host, control.shards.get(&shard)?)))
     }
 
-    /// The last host that has given the shard away.
-    pub(super) fn last_departure(&self, shard: ShardId) -> Option<Departure<'a>> {
-        let moved = self
-            .rows(shard)
-            .filter(|(_, row)| row.state == ShardState::Moved);
-        moved
-            .filter_map(|(from, row)| {
-                Some(Departure {
-                    epoch: row.epoch,
-                    from,
-                    to: row.peer.as_ref()?,
-                })
-            })
-            .max()
+    /// Who serves a shard.
+    pub(super) fn ownership(&self, shard: ShardId) -> Ownership<'a> {
+        settle(
+            self.rows(shard)
+                .filter_map(|(by, row)| Statement::of(by, row)),
+        )
     }
 
     /// The hosts that report the shard at an epoch to which no move can have led, by the map and
@@ -110,9 +91,9 @@ impl<'a> Hosts<'a> {
 
     /// What a move has brought of a shard to the host that it was given to; nothing if none is
     /// bringing it there.
-    pub(super) fn brought(&self, shard: ShardId, given: Departure<'_>) -> Option<Brought> {
-        let incoming = self.controls.get(given.to)?.incoming.get(&shard)?;
-        let row = self.controls.get(given.from)?.shards.get(&shard)?;
+    pub(super) fn brought(&self, shard: ShardId, given: Statement<'_>) -> Option<Brought> {
+        let incoming = self.controls.get(given.owner)?.incoming.get(&shard)?;
+        let row = self.controls.get(given.by)?.shards.get(&shard)?;
         // If the giver no longer knows the move, it is unknown what the move has brought.
         let is_whole = incoming.ready && row.move_id.is_none_or(|id| id == incoming.move_id);
         Some(if is_whole {

@@ -26,7 +26,8 @@ use crate::schema::control::damage::{Damage, damages};
 use crate::schema::control::id_functions::UNFINISHED;
 use crate::schema::control::shape;
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardState};
-use crate::schema::survey::host_records::{HostRecords, Last};
+use crate::schema::survey::host_records::HostRecords;
+use crate::schema::survey::ownership::Statement;
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
@@ -210,8 +211,8 @@ impl<'a> Knowledge<'a> {
             return fault;
         }
         match self.known.lost(shard) {
-            Some(Last { host, by, .. }) if !self.lost.contains(host) => {
-                let (host, by, named) = (host.clone(), by.clone(), self.known.names(host));
+            Some(Statement { owner, by, .. }) if !self.lost.contains(owner) => {
+                let (host, by, named) = (owner.clone(), by.clone(), self.known.names(owner));
                 return Some(ShardFault::Lost { host, by, named });
             }
             Some(_) => {}

@@ -10,20 +10,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::facts::{ControlFacts, HostFacts, Record, ShardState, Survey};
+use super::facts::{ControlFacts, HostFacts, Record, Survey};
+use super::ownership::Statement;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
-
-/// Where a shard was last.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::schema) struct Last<'a> {
-    /// The host.
-    pub(in crate::schema) host: &'a HostName,
-    /// Since which epoch.
-    pub(in crate::schema) epoch: ShardEpoch,
-    /// A host with a record of it.
-    pub(in crate::schema) by: &'a HostName,
-}
 
 /// What the hosts that answered know about all of them.
 pub(in crate::schema) struct HostRecords<'a> {
@@ -33,7 +23,8 @@ pub(in crate::schema) struct HostRecords<'a> {
     silent: BTreeSet<&'a HostName>,
     /// Hosts of the config.
     named: BTreeSet<&'a HostName>,
-    last: BTreeMap<ShardId, Last<'a>>,
+    /// Where each shard was last, by a row of the host that gave it away, or by a record.
+    last: BTreeMap<ShardId, Statement<'a>>,
     /// The shards that a host serves, or that a move is bringing to one.
     there: BTreeSet<ShardId>,
 }
@@ -74,37 +65,23 @@ impl<'a> HostRecords<'a> {
         for (host, shards) in &control.known {
             self.hosts.entry(host).or_insert(by);
             for (shard, epoch) in shards {
-                self.note(
-                    *shard,
-                    Last {
-                        host,
-                        epoch: *epoch,
-                        by,
-                    },
-                );
+                self.note(*shard, recorded(by, host, *epoch));
             }
         }
         for (shard, row) in &control.shards {
-            match (row.state, &row.peer) {
-                (ShardState::Moved, Some(host)) => self.note(
-                    *shard,
-                    Last {
-                        host,
-                        epoch: row.epoch,
-                        by,
-                    },
-                ),
-                (ShardState::Moved, None) => {}
-                (ShardState::Serving | ShardState::Fenced, _) => drop(self.there.insert(*shard)),
+            match Statement::of(by, row) {
+                Some(own) if own.first_hand => drop(self.there.insert(*shard)),
+                Some(given) => self.note(*shard, given),
+                None => {}
             }
         }
         self.there.extend(control.incoming.keys());
     }
 
-    fn note(&mut self, shard: ShardId, said: Last<'a>) {
+    fn note(&mut self, shard: ShardId, said: Statement<'a>) {
         // The record of another host is preferred to that of the host itself, which has lost the
         // shard.
-        let rank = |last: &Last<'_>| (last.epoch, last.by != last.host);
+        let rank = |last: &Statement<'_>| (last.epoch, last.by != last.owner);
         let known = self.last.entry(shard).or_insert(said);
         if rank(&said) > rank(known) {
             *known = said;
@@ -112,15 +89,15 @@ impl<'a> HostRecords<'a> {
     }
 
     /// Where a shard was last, whether it is there or not.
-    pub(in crate::schema) fn last(&self, shard: ShardId) -> Option<Last<'a>> {
+    pub(in crate::schema) fn last(&self, shard: ShardId) -> Option<Statement<'a>> {
         self.last.get(&shard).copied()
     }
 
     /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in
     /// the config. Nothing is known about a host that did not answer.
-    pub(in crate::schema) fn lost(&self, shard: ShardId) -> Option<Last<'a>> {
+    pub(in crate::schema) fn lost(&self, shard: ShardId) -> Option<Statement<'a>> {
         let last = self.last.get(&shard)?;
-        (!self.there.contains(&shard) && !self.silent.contains(last.host)).then_some(*last)
+        (!self.there.contains(&shard) && !self.silent.contains(last.owner)).then_some(*last)
     }
 
     /// The shards that were last on this host and are nowhere now, and a host that knows.
@@ -132,7 +109,7 @@ impl<'a> HostRecords<'a> {
             .last
             .keys()
             .filter_map(|shard| Some((*shard, self.lost(*shard)?)));
-        let lost: Vec<_> = of_host.filter(|(_, last)| last.host == host).collect();
+        let lost: Vec<_> = of_host.filter(|(_, last)| last.owner == host).collect();
         let by = lost.first()?.1.by;
         Some((lost.into_iter().map(|(shard, _)| shard).collect(), by))
     }
@@ -144,7 +121,7 @@ impl<'a> HostRecords<'a> {
 
     /// Whether any host's record contains shards of this one.
     pub(in crate::schema) fn had_shards(&self, host: &HostName) -> bool {
-        self.last.values().any(|last| last.host == host)
+        self.last.values().any(|last| last.owner == host)
     }
 
     /// The hosts that the config does not name, and that are in a record or have got a shard that
@@ -152,7 +129,7 @@ impl<'a> HostRecords<'a> {
     pub(in crate::schema) fn absent(&self) -> BTreeMap<&'a HostName, &'a HostName> {
         let mut all = self.hosts.clone();
         for last in self.last.keys().filter_map(|shard| self.lost(*shard)) {
-            all.entry(last.host).or_insert(last.by);
+            all.entry(last.owner).or_insert(last.by);
         }
         all.retain(|host, _| !self.named.contains(*host));
         all
@@ -161,6 +138,16 @@ impl<'a> HostRecords<'a> {
     /// Whether the config names a host.
     pub(in crate::schema) fn names(&self, host: &HostName) -> bool {
         self.named.contains(host)
+    }
+}
+
+/// What a host's record contains about a shard of another host.
+fn recorded<'a>(by: &'a HostName, owner: &'a HostName, epoch: ShardEpoch) -> Statement<'a> {
+    Statement {
+        epoch,
+        first_hand: false,
+        by,
+        owner,
     }
 }
 
@@ -173,10 +160,10 @@ pub(in crate::schema) fn record<'a>(
 ) -> Record {
     let mut hosts: BTreeSet<&HostName> = BTreeSet::new();
     // At the same epoch, an owner's own row takes precedence over another host's record.
-    let mut last: BTreeMap<ShardId, (ShardEpoch, bool, &HostName)> = BTreeMap::new();
-    let mut note = |shard: ShardId, said: (ShardEpoch, bool, &'a HostName)| {
+    let mut last: BTreeMap<ShardId, Statement<'_>> = BTreeMap::new();
+    let mut note = |shard: ShardId, said: Statement<'a>| {
         let known = last.entry(shard).or_insert(said);
-        if (said.0, said.1) > (known.0, known.1) {
+        if (said.epoch, said.first_hand) > (known.epoch, known.first_hand) {
             *known = said;
         }
     };
@@ -184,17 +171,13 @@ pub(in crate::schema) fn record<'a>(
         hosts.insert(name);
         hosts.extend(control.known.keys());
         for (shard, row) in &control.shards {
-            match (row.state, &row.peer) {
-                (ShardState::Moved, Some(peer)) => note(*shard, (row.epoch, false, peer)),
-                (ShardState::Moved, None) => {}
-                (ShardState::Serving | ShardState::Fenced, _) => {
-                    note(*shard, (row.epoch, true, name))
-                }
+            if let Some(said) = Statement::of(name, row) {
+                note(*shard, said);
             }
         }
         for (host, shards) in &control.known {
             for (shard, epoch) in shards {
-                note(*shard, (*epoch, false, host));
+                note(*shard, recorded(name, host, *epoch));
             }
         }
     }
@@ -202,8 +185,9 @@ pub(in crate::schema) fn record<'a>(
         .into_iter()
         .map(|host| (host.clone(), BTreeMap::new()))
         .collect();
-    for (shard, (epoch, _, host)) in last {
-        record.entry(host.clone()).or_default().insert(shard, epoch);
+    for (shard, Statement { epoch, owner, .. }) in last {
+        let of_owner = record.entry(owner.clone()).or_default();
+        of_owner.insert(shard, epoch);
     }
     record.retain(|host, _| !forgotten.contains(host));
     record

@@ -26,6 +26,7 @@ pub(in crate::schema) mod facts;
 pub(in crate::schema) mod host_records;
 mod load;
 mod measure;
+pub(in crate::schema) mod ownership;
 pub(in crate::schema) mod refusal;
 mod server;
 mod snapshot;

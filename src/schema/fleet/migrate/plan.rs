@@ -13,7 +13,8 @@ use crate::schema::control::id_functions::ID_FUNCTIONS;
 use crate::schema::fleet::fault::{HostFault, ShardFault};
 use crate::schema::fleet::migrations::{Migrations, Pending};
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
-use crate::schema::survey::host_records::{HostRecords, Last};
+use crate::schema::survey::host_records::HostRecords;
+use crate::schema::survey::ownership::Statement;
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
@@ -308,11 +309,11 @@ pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, 
                 "{} has given it to {host}, which has not opened it yet",
                 incoming.source
             )),
-            (None, Some(Last { host, by, .. })) if known.names(host) => Some(format!(
-                "{by} knows that it was on {host}, which no longer knows it"
+            (None, Some(Statement { owner, by, .. })) if known.names(owner) => Some(format!(
+                "{by} knows that it was on {owner}, which no longer knows it"
             )),
-            (None, Some(Last { host, by, .. })) => Some(format!(
-                "{by} knows that it was on {host}, which the config does not name"
+            (None, Some(Statement { owner, by, .. })) => Some(format!(
+                "{by} knows that it was on {owner}, which the config does not name"
             )),
             (None, None) if silent.is_empty() => None,
             (None, None) => Some(format!("{} could not be asked", silent.join(", "))),
