@@ -46,7 +46,10 @@ async fn write_unclaimed(router: &Router, number: i64) {
     let key = UNCLAIMED_KEYS + number;
     let [email, name] = ["email", "name"].map(|column| format!("unclaimed {column} {number}"));
     // Its connection may be one of those that are ended.
-    let _ = router.by_key(key).execute(sql, &[&key, &email, &name]).await;
+    let _ = router
+        .by_key(key)
+        .execute(sql, &[&key, &email, &name])
+        .await;
 }
 
 /// The look-ups are built again and again, and some of the builds are killed. Rows are written
