@@ -166,9 +166,9 @@ impl<'r> Shard<'r> {
     /// and once when a statement had been prepared before a migration of the application. So it
     /// must do nothing that cannot be done twice. What it collects it returns, so that nothing of
     /// an earlier run is in it. Where the error's type is not known from elsewhere, the closure
-    /// says it: `async |tx| -> Result<(), Error> { … }`. A statement that fails ends the
-    /// transaction, as always in PostgreSQL; to go on after a failure, run the statement within a
-    /// [`Transaction::savepoint`].
+    /// names it: `async |tx| -> Result<(), Error> { … }`. A statement that fails ends the
+    /// transaction, as always in PostgreSQL; to continue after a failure, run the statement within
+    /// a [`Transaction::savepoint`].
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -238,7 +238,7 @@ impl<'r> Shard<'r> {
 
     /// A connection to the host that serves the shard now, for what this library does not cover:
     /// COPY, pipelines. Its holder handles moves itself: after an `SH001` (or one of its
-    /// ambiguous, see [`crate::pg::state`]) it gives the client back and asks for another.
+    /// ambiguous, see [`crate::pg::state`]) it returns the client and requests another.
     ///
     /// It is of no use for LISTEN: notifications do not come out of it. Open a connection of your
     /// own to the shard's host for that.
@@ -319,7 +319,7 @@ impl<'r> Shard<'r> {
         }
         if sql.asks_about_names() && matches!(kind, StatementClass::Read | StatementClass::Write) {
             // A signpost would have given another answer instead of an error. So this is a
-            // transaction: it commits only once the host has said that it serves the shard.
+            // transaction: it commits only once the host has confirmed that it serves the shard.
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(&SqlText::from(sql), params).await };
             let answer = Box::pin(self.build_transaction().run_to_end(asking, call)).await;

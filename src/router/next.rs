@@ -361,7 +361,7 @@ pub(super) fn after_closure(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FailedCommit {
     pub(super) report: CommitReport,
-    /// How its error may come from a move: a deferred trigger may run into a signpost, say.
+    /// How its error may come from a move: a deferred trigger may run into a signpost.
     pub(super) signal: Option<MoveSignal>,
 }
 

@@ -523,7 +523,7 @@ fn a_write_that_may_have_run_is_not_sent_again() {
             let waits = queries.iter().any(|query| matches!(query, Query::Move(_)));
             assert!(!waits, "{case}");
         }
-        // The error says so, and only of what may write.
+        // The error reports it, and only for a statement that may write.
         if let Step::End(
             StatementEnd::ConnectionLost { may_have_run: said }
             | StatementEnd::Refused { may_have_run: said },

@@ -46,9 +46,9 @@ struct SharedConnection {
     router: Router,
     host: Arc<Host>,
     lease: Option<Lease>,
-    /// Statements whose answers are awaited.
+    /// Statements with an answer that is awaited.
     awaited: AtomicUsize,
-    /// The session may remember a signpost, or is lost, or was asked to cancel something. The
+    /// The session may remember a signpost, or is lost, or has had a cancel request. The
     /// connection does not go back to its pool, and nothing more is sent on it.
     spoiled: AtomicBool,
     /// A statement was cancelled.
@@ -66,7 +66,7 @@ impl Router {
         Ok(PipelinedConnection::new(self, place.host, lease))
     }
 
-    /// The same, but only if the host's pool has a connection that nobody uses or waits for.
+    /// The same, but only if the host's pool has a connection that no call uses or waits for.
     pub(crate) async fn pipelined_connection_if_free(
         &self,
         shard: ShardId,
@@ -250,7 +250,7 @@ impl PipelinedConnection {
         late.unwrap_or_else(|error| error)
     }
 
-    /// Asks the server to cancel the statement that it is running.
+    /// Sends the server a cancel request for the statement that it is running.
     pub(crate) async fn cancel(&self) {
         let session = self.0.lease().session();
         let _ = session.connection.cancel().await;

@@ -1,5 +1,5 @@
-//! What a call does between a try that failed and the next one: it asks, waits, goes to the other
-//! host, and finishes what a dead mover left. [`super::next`] decides what comes next, and
+//! What a call does between a try that failed and the next one: it queries hosts, waits, goes to
+//! the other host, and finishes what a dead mover left. [`super::next`] decides what comes next, and
 //! [`super::stale`] what a host's answer shows.
 
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::backoff::Backoff;
 use crate::map::{Placement, ShardEpoch};
 use crate::shard::ShardId;
 
-/// How long a router waits before it opens a shard itself whose move is decided but not finished. A
-/// mover needs about a millisecond for that.
+/// How long a router waits before it opens a shard itself after its move was decided but not
+/// finished. A mover needs about a millisecond for that.
 const OPEN_GRACE: Duration = Duration::from_millis(100);
 
 /// How many hosts a call follows from signpost to signpost. Each has a larger epoch than the one
@@ -98,7 +98,7 @@ impl<'r> Recovery<'r> {
     /// The connection is still there at the end, unless something was waited for.
     ///
     /// # Errors
-    /// When the time for retries is over, or no host can be asked.
+    /// When the time for retries is over, or no host answers.
     pub(super) async fn run<E>(
         &mut self,
         tried: &mut TryHistory,
@@ -150,7 +150,7 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    /// Asks what caused the error of the failed statement, and does nothing else.
+    /// Reads what caused the error of the failed statement, and does nothing else.
     async fn origin(
         &mut self,
         signal: MoveSignal,
@@ -389,7 +389,7 @@ impl<'r> Recovery<'r> {
     }
 
     /// Expires a fence or opens a shard; true if this call did it. When the server refuses,
-    /// somebody else is at it.
+    /// another client is at it.
     async fn mend(&self, host: &Host, seen: &LookUpResult, mend: Mend) -> Result<bool, Error> {
         match host
             .ownership_lookups

@@ -35,7 +35,7 @@ use crate::shard::ShardId;
 
 /// A transaction that a closure is run with. Cheap to clone; of no use once the closure has
 /// returned, or the call is given up ([`Error::TransactionEnded`]). Statements run one after the
-/// other, in the order in which they are asked for.
+/// other, in the order of the calls.
 #[derive(Clone)]
 pub struct Transaction(Arc<Running>);
 
@@ -50,7 +50,7 @@ struct Running {
     state: Mutex<TransactionState>,
     /// Whether a savepoint was given up before its end.
     broken: AtomicBool,
-    /// Whether nobody waits for the transaction any more.
+    /// Whether the caller has given the transaction up.
     given_up: watch::Sender<bool>,
     /// What the last statement that failed on [`Transaction::client`] had met.
     lent: StdMutex<Option<CallFailure>>,
@@ -174,7 +174,7 @@ impl Transaction {
     }
 
     /// The shard's schema as a quoted name, to be put into SQL: `"shard_0007"`. `{shard}` in a
-    /// statement says the same without quotes.
+    /// statement is the same without quotes.
     pub fn schema(&self) -> String {
         quote_ident(&self.0.router.prefix().schema(self.0.shard))
     }
@@ -187,7 +187,7 @@ impl Transaction {
     /// [`Shard::orm_transaction`](super::Shard::orm_transaction) `search_path` is the shard's
     /// schema; elsewhere [`Transaction::schema`] has the name.
     ///
-    /// The router does not see these statements. So it asks the host, once the closure has
+    /// The router does not see these statements. So it queries the host, once the closure has
     /// returned, whether it has served the shard all the time, and runs the closure again if not.
     /// BEGIN, COMMIT and ROLLBACK are the router's own here too. A statement whose future is
     /// dropped ends the transaction, unless it has ended by itself within a second; then it takes
@@ -313,9 +313,9 @@ impl Transaction {
     }
 
     /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the
-    /// transaction can go on. Savepoints nest, and follow each other. Nothing else may run on the
+    /// transaction can continue. Savepoints nest, and follow each other. Nothing else may run on the
     /// transaction while one is open, because it would be undone with it: a statement from outside
-    /// of `work` (beside it in a `join!`, or in a task that `work` spawns) is refused.
+    /// of `work` (next to it in a `join!`, or in a task that `work` spawns) is refused.
     ///
     /// ```no_run
     /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
@@ -326,8 +326,8 @@ impl Transaction {
     ///
     /// # Errors
     /// The work's own, and, as `E`, those of the router. When the work gives `Ok` although a
-    /// statement in it had failed, what it did is undone too, and the server's refusal to go on is
-    /// the error.
+    /// statement in it had failed, what it did is undone too, and the server's refusal to continue
+    /// is the error.
     ///
     /// # Cancel safety
     /// As [`Transaction::query`].
@@ -533,7 +533,7 @@ impl Transaction {
                 // set where nothing has failed.
                 noted.failed &= sql.class() != StatementClass::RollbackTo;
                 noted.fault = None;
-                // This is only believed when the host says that it served the shard.
+                // This counts only if the host confirms that it served the shard.
                 if sql.asks_about_names() {
                     noted.signal = noted.signal.or(Some(MoveSignal::Ambiguous));
                 }
