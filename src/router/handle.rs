@@ -171,10 +171,12 @@ impl<'r> Shard<'r> {
     /// a [`Transaction::savepoint`].
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// # use pgshard::router::{Error, Router};
+    /// # async fn example(router: Router, user: i64) -> Result<(), Error> {
     /// let title = String::from("Prague");
     /// router.by_key(user).transaction(async |tx| {
-    ///     tx.execute("INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2)", &[&user, &title]).await?;
+    ///     let insert = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2)";
+    ///     tx.execute(insert, &[&user, &title]).await?;
     ///     tx.execute("UPDATE {shard}.users SET photos = photos + 1 WHERE id = $1", &[&user]).await
     /// }).await?;
     /// # Ok(()) }
@@ -200,7 +202,8 @@ impl<'r> Shard<'r> {
     /// it `search_path` is the shard's schema, and `{shard}` means it as always.
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// # use pgshard::router::{Error, Router};
+    /// # async fn example(router: Router, user: i64) -> Result<(), Error> {
     /// let photos = router.by_key(user).orm_transaction(async |tx| {
     ///     tx.query("SELECT id, title FROM photos WHERE user_id = $1", &[&user]).await
     /// }).await?;

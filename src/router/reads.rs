@@ -89,11 +89,13 @@ impl<'r> Shard<'r> {
     /// The shard for calls that only read. A standby may answer them, see [`Reads`].
     ///
     /// ```no_run
-    /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// # use pgshard::router::{Error, Router};
+    /// # async fn example(router: Router, user: i64) -> Result<(), Error> {
     /// let select = "SELECT * FROM {shard}.photos WHERE user_id = $1";
     /// let rows = router.by_key(user).reads().query(select, &[&user]).await?;
     ///
-    /// router.by_key(user).execute("UPDATE {shard}.users SET name = 'Ada' WHERE id = $1", &[&user]).await?;
+    /// let rename = "UPDATE {shard}.users SET name = 'Ada' WHERE id = $1";
+    /// router.by_key(user).execute(rename, &[&user]).await?;
     /// let written = router.by_key(user).position().await?;
     /// let reads = router.by_key(user).reads().after(written);
     /// let row = reads.query_one("SELECT name FROM {shard}.users WHERE id = $1", &[&user]).await?;

@@ -1,6 +1,6 @@
 //! What a call does between a try that failed and the next one: it queries hosts, waits, goes to
-//! the other host, and finishes what a dead mover left. [`super::next`] decides what comes next, and
-//! [`super::stale`] what a host's answer shows.
+//! the other host, and finishes what a dead mover left. [`super::next`] decides what comes next,
+//! and [`super::stale`] what a host's answer shows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -189,7 +189,13 @@ impl<'r> Recovery<'r> {
         loop {
             let answered = self.look_up(&place.host, signal).await?;
             let verdict = self.verdict(signal, &answered, began.elapsed(), place.epoch);
-            tracing::debug!(shard = %self.shard, host = %place.host.name, ?signal, ?verdict, "a statement met a move");
+            tracing::debug!(
+                shard = %self.shard,
+                host = %place.host.name,
+                ?signal,
+                ?verdict,
+                "a statement met a move"
+            );
             if matches!(verdict, Verdict::Wait | Verdict::Expire)
                 && !std::mem::replace(&mut closed, true)
             {
