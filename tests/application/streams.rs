@@ -408,7 +408,10 @@ on_each_version! {
         router.all_shards().query("SELECT 1", &[]).await.unwrap();
         for host in &shards.db {
             let idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in tr%'";
-            assert_eq!(host.query_one(idle, &[]).await.unwrap().get::<_, i64>(0), 0);
+            // A server ends the transaction of a connection that was closed a moment later.
+            while host.query_one(idle, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
     }
 
