@@ -314,8 +314,8 @@ impl Transaction {
 
     /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the
     /// transaction can continue. Savepoints nest, and follow each other. Nothing else may run on
-    /// the transaction while one is open, because it would be undone with it: a statement from outside
-    /// of `work` (next to it in a `join!`, or in a task that `work` spawns) is refused.
+    /// the transaction while one is open, because it would be undone with it: a statement from
+    /// outside of `work` (next to it in a `join!`, or in a task that `work` spawns) is refused.
     ///
     /// ```no_run
     /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
