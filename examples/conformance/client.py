@@ -1,6 +1,7 @@
-"""A client of a pgshard cluster in 150 lines, with psycopg and nothing of ours, for those who write one in another language.
-It keeps the rules of docs/protocol.md: `pgshard conformance serve -- python3 examples/conformance/client.py`. One thread,
-and a connection a host; an application's client also limits how many callers wait, and pools its connections.
+"""A client of a pgshard cluster in 150 lines, with psycopg and nothing of ours, for those who write
+one in another language. It keeps the rules of docs/protocol.md:
+`pgshard conformance serve -- python3 examples/conformance/client.py`. One thread, and a connection
+a host; an application's client also limits how many callers wait, and pools its connections.
 """
 
 import contextlib
@@ -91,7 +92,7 @@ class Client:
         return cursors[-1].fetchall() if cursors[-1].description else []
 
     def is_own(self, shard, host, epoch, code, began, since):
-        """Queries the host, follows and waits until the shard is served. True: the error is the application's own."""
+        """Follows the shard until it is served. True: the error is the application's own."""
         unopened = None
         while True:
             look = Look(self.ask(host, LOOK, shard))

@@ -106,7 +106,7 @@ def form(value: Value, fold: Fold) -> str:
     if isinstance(value, datetime.date):
         text = value.isoformat()
     elif isinstance(value, str):
-        text = "".join(value)  # Of an enumeration, `str` returns another text than its value.
+        text = str.__str__(value)  # Of an enumeration, `str` returns another text than its value.
     else:
         text = str(int(value)) if isinstance(value, int) else str(value)
     # Only these 26: `str.lower` changes letters of all languages.

@@ -129,8 +129,9 @@ def key_of(lookup: ModelLookup, value: Any) -> Any:
     until the look-up is complete."""
     try:
         values = lookup.values([lookup.fields[0].to_python(value)])
-        rows = lookup.model._base_manager.filter(**lookup.conditions(values or ()))
-        row = None if values is None else rows.first()
+        if values is None:
+            return None
+        row = lookup.model._base_manager.filter(**lookup.conditions(values)).first()
     except (LookupNotComplete, ValidationError):
         return None
     return None if row is None else lookup.key(row)

@@ -670,7 +670,7 @@ def _undo(session: Any) -> None:
     nothing."""
     try:
         session.rollback()
-    except Exception as error:  # noqa: BLE001 # the connection may be lost: an earlier error matters more
+    except Exception as error:  # noqa: BLE001 # an earlier error matters more than a lost connection
         log.debug("a session's rollback failed: %s", error)
     session.attempt.put_back()
 

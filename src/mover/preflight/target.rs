@@ -25,8 +25,7 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     facts: &Facts,
 ) -> Result<Vec<Refusal>, tokio_postgres::Error> {
     let required = required_objects(facts);
-    let kinds: Vec<&str> = required.iter().map(|w| w.kind.as_str()).collect();
-    let names: Vec<&str> = required.iter().map(|w| w.name.as_str()).collect();
+    let (kinds, names) = kinds_and_names(&required);
     let parameters: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] =
         &[(&kinds, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
     let rows = client
@@ -36,7 +35,7 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     for row in rows {
         // The number of what is missing, counted from 1.
         let at: i64 = row.try_get(0)?;
-        let Some(required) = usize::try_from(at - 1).ok().and_then(|at| required.get(at)) else {
+        let Some(required) = position(at, &required).map(|at| &required[at]) else {
             continue;
         };
         let remedy = match (&required.extension, required.kind.as_str()) {
@@ -281,14 +280,7 @@ async fn meanings(
     session: &Session,
     required: &[RequiredObject],
 ) -> Result<BTreeMap<(usize, String), String>, Error> {
-    let kinds: Vec<&str> = required
-        .iter()
-        .map(|required| required.kind.as_str())
-        .collect();
-    let names: Vec<&str> = required
-        .iter()
-        .map(|required| required.name.as_str())
-        .collect();
+    let (kinds, names) = kinds_and_names(required);
     let sql = include_str!("../definition/sql/meanings.sql");
     let mut meanings = BTreeMap::new();
     for row in &session
@@ -296,10 +288,7 @@ async fn meanings(
         .await?
     {
         let at: i64 = row.get(0)?;
-        let Some(at) = usize::try_from(at - 1)
-            .ok()
-            .filter(|at| *at < required.len())
-        else {
+        let Some(at) = position(at, required) else {
             continue;
         };
         meanings.insert((at, row.get(1)?), row.get(2)?);
@@ -321,25 +310,15 @@ async fn owners(
     session: &Session,
     required: &[RequiredObject],
 ) -> Result<BTreeMap<usize, Owner>, Error> {
-    let kinds: Vec<&str> = required
-        .iter()
-        .map(|required| required.kind.as_str())
-        .collect();
-    let names: Vec<&str> = required
-        .iter()
-        .map(|required| required.name.as_str())
-        .collect();
+    let (kinds, names) = kinds_and_names(required);
     let sql = include_str!("../definition/sql/owners.sql");
     let rows = session
-        .rows("reading whose they are", sql, &[&kinds, &names])
+        .rows("reading their owners", sql, &[&kinds, &names])
         .await?;
     let mut owners = BTreeMap::new();
     for row in &rows {
         let at: i64 = row.get(0)?;
-        let Some(at) = usize::try_from(at - 1)
-            .ok()
-            .filter(|at| *at < required.len())
-        else {
+        let Some(at) = position(at, required) else {
             continue;
         };
         owners.insert(
@@ -358,6 +337,20 @@ struct RequiredObject {
     name: String,
     used_by: String,
     extension: Option<String>,
+}
+
+/// The parameters of the queries for these objects.
+fn kinds_and_names(required: &[RequiredObject]) -> (Vec<&str>, Vec<&str>) {
+    let pairs = required
+        .iter()
+        .map(|one| (one.kind.as_str(), one.name.as_str()));
+    pairs.unzip()
+}
+
+/// The place in the list of an object that a query numbers from 1.
+fn position(number: i64, required: &[RequiredObject]) -> Option<usize> {
+    let at = usize::try_from(number.checked_sub(1)?).ok()?;
+    (at < required.len()).then_some(at)
 }
 
 fn required_objects(facts: &Facts) -> Vec<RequiredObject> {

@@ -84,10 +84,7 @@ pub fn map_of_hosts(shards: ShardCount, survey: &Survey) -> Result<ShardMap, Vec
     let mut best: BTreeMap<ShardId, Statement<'_>> = BTreeMap::new();
     for (shard, claim) in statements(survey).filter(|(_, claim)| survey.contains_key(claim.owner)) {
         let known = best.entry(shard).or_insert(claim);
-        let rank = (claim.epoch, claim.first_hand, claim.owner);
-        if rank > (known.epoch, known.first_hand, known.owner) {
-            *known = claim;
-        }
+        *known = (*known).max(claim);
     }
     let place = |shard: ShardId| {
         let recorded = || {

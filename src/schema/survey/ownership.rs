@@ -1,7 +1,7 @@
 //! Who serves a shard, by what the hosts state about it. Pure.
 //!
-//! Invariant: where hosts contradict each other about a shard, none of them is its owner, whatever
-//! their epochs are.
+//! Invariant: an owner is the only host that serves the shard, and no host has given the shard away
+//! at a later epoch.
 
 use std::cmp::Reverse;
 

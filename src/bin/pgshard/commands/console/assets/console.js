@@ -19,7 +19,7 @@ function focusIn(part) {
   return { tag: one.tagName, name, at: alike(part, one.tagName, name).indexOf(one) };
 }
 
-// A part is replaced as it is; what somebody had opened or was reading stays so.
+// A part is replaced as it is; what a viewer has opened or is reading stays so.
 function replace(id, html) {
   const part = document.getElementById(id);
   if (!part || part.innerHTML === html) return;
@@ -83,7 +83,7 @@ function follow() {
   };
 }
 
-// A browser has six connections to a server: a page that nobody sees keeps none.
+// A browser has six connections to a server: a hidden page keeps none.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) { if (events) events.close(); events = null; } else follow();
 });
