@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::circuit::{Circuit, Down};
 use super::error::{Error, LookUpError};
@@ -17,6 +19,8 @@ use super::pool::{BorrowedConnection, ConnectionLimit, Pool, PoolOptions};
 use super::pool_error::PoolError;
 use super::pool_slots::{Lane, Use};
 use super::session::Statements;
+use super::sql::{ShardStatement, Sql};
+use super::statements::Prepare;
 use super::unnamed::LearnedTypes;
 use crate::map::HostName;
 use crate::pg::Lookout;
@@ -40,7 +44,7 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// How many connections there are for lookups. Two are enough: an answer takes well under a
     /// millisecond.
-    pub(super) const LOOK_UPS: usize = 2;
+    const LOOK_UPS: usize = 2;
 
     /// How many connections there are for claims. A claim takes one for a statement at a time.
     const CLAIMS: usize = 4;
@@ -183,6 +187,30 @@ impl Endpoint {
         self.connection(self.look_ups.get(None, Use::Longer))
             .await
             .map_err(LookUpError::from)
+    }
+
+    /// Queries the control schema, or the server. A connection may have died while it was idle,
+    /// which only its use shows; once the idle ones were tried, the next is new.
+    pub(super) async fn query_control(
+        &self,
+        sql: &Sql,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, LookUpError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let mut lease = self.control().await?;
+            let statement = ShardStatement::alone(sql);
+            match lease.run(statement, params, Prepare::Once).await {
+                Ok(rows) => return Ok(rows),
+                Err(failed)
+                    if failed.lost(&lease.session().connection) && tries <= Self::LOOK_UPS =>
+                {
+                    lease.discard();
+                }
+                Err(failed) => return Err(LookUpError::Statement(failed.error)),
+            }
+        }
     }
 
     /// Waits for a connection of a pool. Fails as soon as any call finds out that the host is out

@@ -4,6 +4,7 @@
 //! that no host serves counts as not migrated.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
 
@@ -15,8 +16,7 @@ use tokio_postgres::error::SqlState;
 use super::Router;
 use super::endpoint::Endpoint;
 use super::error::LookUpError;
-use super::sql::{ShardStatement, Sql};
-use super::statements::Prepare;
+use super::sql::Sql;
 use crate::backoff::Backoff;
 use crate::map::{HostName, print_shards};
 use crate::shard::{ShardCount, ShardId};
@@ -182,19 +182,42 @@ impl Router {
         within: Duration,
     ) -> Result<(), NotMigrated> {
         let begun = Instant::now();
+        let Ok(how_far) = self
+            .watch_migration(name, within, |_| Ok::<_, Infallible>(()))
+            .await;
+        if how_far.is_everywhere() {
+            return Ok(());
+        }
+        Err(NotMigrated {
+            waited: begun.elapsed(),
+            how_far: Box::new(how_far),
+        })
+    }
+
+    /// Reads the progress of a migration until it has run everywhere or the time is over, and
+    /// returns the last progress read. `seen` gets each progress, the last too; its error ends the
+    /// waiting. The hosts are queried at least once.
+    ///
+    /// # Errors
+    /// That of `seen`.
+    ///
+    /// # Cancel safety
+    /// Only reads; may be dropped and called again.
+    pub async fn watch_migration<E>(
+        &self,
+        name: &str,
+        within: Duration,
+        mut seen: impl FnMut(&Migrated) -> Result<(), E>,
+    ) -> Result<Migrated, E> {
+        let begun = Instant::now();
         let mut pause = PAUSES.first;
         loop {
             let how_far = self.migrated(name).await;
-            if how_far.is_everywhere() {
-                return Ok(());
+            seen(&how_far)?;
+            let left = within.saturating_sub(begun.elapsed());
+            if how_far.is_everywhere() || left.is_zero() {
+                return Ok(how_far);
             }
-            let waited = begun.elapsed();
-            let Some(left) = within.checked_sub(waited).filter(|left| !left.is_zero()) else {
-                return Err(NotMigrated {
-                    waited,
-                    how_far: Box::new(how_far),
-                });
-            };
             tokio::time::sleep(pause.min(left)).await;
             pause = PAUSES.after(pause);
         }
@@ -221,37 +244,18 @@ impl Migrated {
 }
 
 async fn read_progress(host: &Endpoint, name: &str) -> Result<Answer, LookUpError> {
-    let sql = Sql::new(ASK);
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let mut lease = host.control().await?;
-        match lease
-            .run::<Vec<SqlRow>>(ShardStatement::alone(&sql), &[&name], Prepare::Once)
-            .await
+    let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
+    let rows = match host.query_control(&Sql::new(ASK), &[&name]).await {
+        Err(LookUpError::Statement(error))
+            if error.code().is_some_and(|code| old.contains(code)) =>
         {
-            Ok(rows) => {
-                return rows
-                    .first()
-                    .ok_or_else(|| LookUpError::Answer("no row".to_owned()))
-                    .and_then(read);
-            }
-            // A connection may have died while it was idle, which only its use shows. Once the idle
-            // ones were tried, the next is new.
-            Err(failed)
-                if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
-            {
-                lease.discard()
-            }
-            Err(failed) => {
-                let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
-                return Err(match failed.error.code() {
-                    Some(code) if old.contains(code) => LookUpError::ControlOld,
-                    _ => LookUpError::Statement(failed.error),
-                });
-            }
+            return Err(LookUpError::ControlOld);
         }
-    }
+        rows => rows?,
+    };
+    let row = rows.first();
+    row.ok_or_else(|| LookUpError::Answer("no row".to_owned()))
+        .and_then(read)
 }
 
 fn read(row: &SqlRow) -> Result<Answer, LookUpError> {

@@ -239,26 +239,8 @@ async fn look_up(
     shards: &[ShardId],
 ) -> Result<Vec<(ShardId, OwnershipLookup)>, LookUpError> {
     let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
-    let sql = Sql::new(LOOK);
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let mut lease = host.control().await?;
-        match lease
-            .run::<Vec<SqlRow>>(ShardStatement::alone(&sql), &[&shards], Prepare::Once)
-            .await
-        {
-            Ok(rows) => return rows.iter().map(read).collect(),
-            // A connection may have died while it was idle, which only its use shows. Once the idle
-            // ones were tried, the next is new.
-            Err(failed)
-                if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
-            {
-                lease.discard()
-            }
-            Err(failed) => return Err(LookUpError::Statement(failed.error)),
-        }
-    }
+    let rows = host.query_control(&Sql::new(LOOK), &[&shards]).await?;
+    rows.iter().map(read).collect()
 }
 
 async fn act(host: &Endpoint, shard: ShardId, mend: Mend) -> Result<bool, LookUpError> {

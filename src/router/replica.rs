@@ -430,29 +430,8 @@ impl Drop for Polling {
 /// is for a primary, or the other way round.
 async fn answer(host: &Endpoint, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
-    let asking = async {
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let mut lease = host.control().await?;
-            match lease
-                .run::<Vec<SqlRow>>(ShardStatement::alone(&sql), &[], Prepare::Once)
-                .await
-            {
-                Ok(rows) => return read(&rows),
-                // A connection may have died while it was idle, which only its use shows. Once the
-                // idle ones were tried, the next is new.
-                Err(failed)
-                    if failed.lost(&lease.session().connection) && tries <= Endpoint::LOOK_UPS =>
-                {
-                    lease.discard()
-                }
-                Err(failed) => return Err(LookUpError::Statement(failed.error)),
-            }
-        }
-    };
-    match tokio::time::timeout(ANSWER_MAX, asking).await {
-        Ok(said) => said,
+    match tokio::time::timeout(ANSWER_MAX, host.query_control(&sql, &[])).await {
+        Ok(rows) => read(&rows?),
         Err(_) => {
             host.circuit.doubt();
             Err(LookUpError::TimedOut(ANSWER_MAX))

@@ -15,10 +15,6 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
-/// From one question to the next, at first and at most.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct WaitReport {
     done: bool,
@@ -112,23 +108,19 @@ async fn wait_for(
     bar: &ProgressBar,
     output: &Output,
 ) -> Result<Migrated, Failure> {
-    let mut pause = PAUSE_MIN;
-    let mut told = String::new();
-    loop {
-        let how_far = router.migrated(name).await;
-        refuse_if_changed(&how_far, file)?;
-        if how_far.is_everywhere() || Instant::now() >= until {
-            return Ok(how_far);
-        }
+    let within = until.saturating_duration_since(Instant::now());
+    let mut shown = String::new();
+    let seen = |how_far: &Migrated| {
+        refuse_if_changed(how_far, file)?;
         bar.set_position(how_far.having.len() as u64);
         let text = how_far.to_string();
-        if text != told {
+        if !how_far.is_everywhere() && Instant::now() < until && text != shown {
             output.note(&text);
-            told = text;
+            shown = text;
         }
-        tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
+        Ok(())
+    };
+    router.watch_migration(name, within, seen).await
 }
 
 /// The names to wait for, each with its file, where there is one.
