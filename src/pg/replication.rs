@@ -16,15 +16,15 @@ use tokio_postgres::config::{ChannelBinding, SslNegotiation};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
 use super::binding;
+use super::connect_error::ConnectError;
 use super::guard::LONGEST_MESSAGE;
 use super::identity::{self, Identity};
 use super::options::ConnectOptions;
 use super::password::PassfileKey;
-use super::password_error::PasswordError;
 use super::require_auth::AuthRequests;
 use super::socket::Socket;
 use super::state::{LOGIN_AGAIN, is_refused_login};
-use super::tls::{SslMode, TlsError};
+use super::tls::SslMode;
 use super::vitals::{LOOKS, Patience, Sign, check_progress};
 
 /// The process, the system identifier and, from a primary, the log file that it writes, with a name
@@ -41,22 +41,9 @@ const READ_BYTES: usize = 64 * 1024;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicationError {
-    /// The password cannot be read.
-    #[error("no password for {to}, which was not contacted")]
-    Password {
-        /// `user@address/database`.
-        to: String,
-        /// Why not.
-        source: PasswordError,
-    },
-    /// TLS cannot be set up.
-    #[error("no TLS for {to}")]
-    Tls {
-        /// `user@address/database`.
-        to: String,
-        /// Why not.
-        source: TlsError,
-    },
+    /// The connection cannot be opened.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The socket failed.
     #[error("the replication connection to {to} broke")]
     Socket {
@@ -83,7 +70,7 @@ pub enum ReplicationError {
         /// What.
         what: String,
     },
-    /// The server did not answer in time.
+    /// The server stopped answering.
     #[error("{to} did not answer within {timeout_ms} ms")]
     TimedOut {
         /// `user@address/database`.
@@ -178,10 +165,10 @@ impl ConnectOptions {
             };
             let opened = tokio::time::timeout(limit, opened).await;
             let opened = opened.unwrap_or_else(|_| {
-                Err(ReplicationError::TimedOut {
+                Err(ReplicationError::Connect(ConnectError::TimedOut {
                     to: self.to_string(),
                     timeout_ms: limit.as_millis(),
-                })
+                }))
             });
             match opened {
                 Ok(connection) => return Ok(connection),
@@ -291,10 +278,12 @@ impl ConnectOptions {
             to: self.to_string(),
             source,
         };
-        let (mut stream, name) = (
-            self.dial(index).await.map_err(failed)?,
-            self.host_name(index),
-        );
+        let dialled = self.dial(index).await;
+        let mut stream = dialled.map_err(|source| ConnectError::Unreachable {
+            to: self.to_string(),
+            source,
+        })?;
+        let name = self.host_name(index);
         if self.tls_mode(index) == SslMode::Disable {
             return Ok((Box::new(stream), name, None));
         }
@@ -316,7 +305,7 @@ impl ConnectOptions {
             }
         }
         let connector = self.tls.connector();
-        let mut connector = connector.map_err(|source| ReplicationError::Tls {
+        let mut connector = connector.map_err(|source| ConnectError::Tls {
             to: self.to_string(),
             source,
         })?;
@@ -357,7 +346,7 @@ impl Replication {
         let mut password = || {
             let read = read.take();
             let read = read.ok_or_else(|| unsupported("the server asks for the password twice"))?;
-            read.map_err(|source| ReplicationError::Password {
+            read.map_err(|source| ConnectError::Password {
                 to: to.clone(),
                 source,
             })?
