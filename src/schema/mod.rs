@@ -40,13 +40,13 @@ pub use fleet::{
     MissingShards, ShardFault, backfill, bootstrap, forget, install, migrate, missing_shards,
 };
 pub use survey::{
-    AppliedSet, Attempt, ClockFacts, ControlFacts, DatabaseEnvironment, FactsError, HostFacts,
-    HostLoad, HostStatus, IncomingRow, KeptAudit, LedgerRow, MadeSet, Measure, OfMoves, OpenMove,
-    OpenRollback, RESTORE, Record, RecordedCluster, RecordedControl, Refusal, ServerFacts,
-    ShardRow, ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams, Survey,
-    database_environment, differences, host_facts, host_load, host_status, measure,
-    missing_objects, restore, streams, survey, survey_with_clocks, top, watched_facts,
-    watched_facts_with_clocks,
+    AppliedSet, Attempt, BETWEEN_LOOKS, ClockFacts, ControlFacts, DatabaseEnvironment, FactsError,
+    HostFacts, HostLoad, HostStatus, IncomingRow, KeptAudit, LOOKS, LOOKS_MAX, LedgerRow, MadeSet,
+    Measure, OfMoves, OpenMove, OpenRollback, RESTORE, Record, RecordedCluster, RecordedControl,
+    Refusal, ServerFacts, ShardRow, ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams,
+    Survey, database_environment, differences, host_facts, host_load, host_status, measure,
+    missing_objects, read_until_settled, restore, streams, survey, survey_with_clocks, top,
+    watched_facts, watched_facts_with_clocks,
 };
 pub(crate) use survey::{COMMITS_WAIT, shards_named};
 

@@ -1,7 +1,6 @@
 //! Reads the facts of a request, and combines the judgements of its shards.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
@@ -52,10 +51,6 @@ setters!(Request: mode: Option<Mode>);
 
 /// How many shards are read at the same time.
 const WIDTH: usize = 4;
-
-/// How often the hosts are read before a loss of shards is confirmed, and the time between.
-const LOOKS_MAX: u32 = 3;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// How many hosts are read at the same time for what they have given away.
 const HOSTS_WIDTH: usize = 16;
@@ -432,15 +427,9 @@ async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, 
         .map(|host| Ok((host.clone(), context.hosts.options(host)?.clone())))
         .collect();
     let hosts = hosts?;
-    let mut looks = 0;
-    loop {
-        let survey = schema::survey(hosts.iter().cloned()).await;
-        looks += 1;
-        if looks == LOOKS_MAX || schema::missing_shards(&survey, target).is_none() {
-            return Ok(survey);
-        }
-        tokio::time::sleep(BETWEEN_LOOKS).await;
-    }
+    let read = || async { Ok(schema::survey(hosts.iter().cloned()).await) };
+    let is_settled = |survey: &schema::Survey| schema::missing_shards(survey, target).is_none();
+    schema::read_until_settled(read, is_settled).await
 }
 
 /// Refuses a host that no longer knows what it had: nothing is built over what has to be restored.

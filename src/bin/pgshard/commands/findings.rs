@@ -14,20 +14,12 @@ use pgshard::config::Config;
 use pgshard::map::{HostName, ShardMap};
 use pgshard::pg::{ConnectError, ConnectOptions};
 use pgshard::schema::{
-    self, FactsError, Finding, HostFacts, Identities, Migrations, MigrationsError, Severity, Survey,
+    self, BETWEEN_LOOKS, FactsError, Finding, HostFacts, Identities, LOOKS, LOOKS_MAX, Migrations,
+    MigrationsError, Severity, Survey,
 };
 use pgshard::store::MapStore;
 
 use crate::context;
-
-/// In how many looks a doubtful finding is seen before it is believed.
-const LOOKS: u32 = 3;
-
-/// How many looks there are at most: a finding may have begun after the first look.
-const LOOKS_MAX: u32 = 6;
-
-/// Long enough for an open that is under way to reach both hosts.
-pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// Findings without a shard that a move explains.
 const OF_MOVES: [&str; 2] = ["stray_publication", "stray_slot"];

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 pub(super) use self::cells::Level;
 use self::cells::Picture;
-use super::findings::{BETWEEN_LOOKS, Doubts};
+use super::findings::Doubts;
 use super::measure::weigh;
 use crate::args::MapShow;
 use crate::confirm::{Consent, confirm};
@@ -255,7 +255,7 @@ async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<Sha
         if !doubts.remain(&rebuilt.notes) {
             break (survey, rebuilt);
         }
-        tokio::time::sleep(BETWEEN_LOOKS).await;
+        tokio::time::sleep(schema::BETWEEN_LOOKS).await;
     };
     for note in &doubts.judge(rebuilt.notes).0 {
         let host = note

@@ -26,13 +26,6 @@ pub(crate) struct ShardWeight {
     pub(crate) bytes: u64,
 }
 
-/// How often the hosts are read when two of them own a shard, or none: it can look so while the
-/// shard is opened.
-const LOOKS_MAX: u32 = 5;
-
-/// Long enough for an open that is under way to reach both hosts.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
-
 /// Weighs every shard. Shards that no host owns are left out, with a warning.
 ///
 /// # Errors
@@ -120,47 +113,60 @@ pub(crate) async fn weigh(
     Ok(weighed.collect())
 }
 
+/// What the hosts state of their shards.
+struct Owned {
+    shards: BTreeMap<ShardId, (HostName, Measure)>,
+    /// The shards of two hosts.
+    twice: Vec<ShardId>,
+}
+
 /// Reads until each shard has one owner.
 async fn read_until_settled(
     config: &Config,
     sizes: Sizes,
     output: &Output,
 ) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
-    let mut looks = 0;
-    loop {
-        looks += 1;
-        let count = config.hosts.len();
-        let measure = async |bar: &ProgressBar| {
-            let answers = config.hosts.values().map(async |host| {
-                let answer = measured(host, sizes).await;
-                bar.inc(1);
-                answer
-            });
-            join_all(answers).await
-        };
-        let limit = context::patience(config);
-        let answers = output
-            .counting_hosts("measuring", count, limit, measure)
-            .await;
-        let mut owned: BTreeMap<ShardId, (HostName, Measure)> = BTreeMap::new();
-        let mut twice = Vec::new();
-        for (host, answer) in config.hosts.keys().zip(answers) {
-            for (shard, measure) in answer? {
-                if owned.insert(shard, (host.clone(), measure)).is_some() {
-                    twice.push(shard);
-                }
+    let all = usize::from(config.cluster.shards.get());
+    let is_settled = |owned: &Owned| owned.twice.is_empty() && owned.shards.len() == all;
+    let read = || read_owned(config, sizes, output);
+    let owned = schema::read_until_settled(read, is_settled).await?;
+    if owned.twice.is_empty() {
+        return Ok(owned.shards);
+    }
+    let error = format!("two hosts own shards {}", print_shards(owned.twice));
+    Err(Failure::new(Exit::Failed, error).hint("`pgshard check` says what to do"))
+}
+
+async fn read_owned(config: &Config, sizes: Sizes, output: &Output) -> Result<Owned, Failure> {
+    let count = config.hosts.len();
+    let measure = async |bar: &ProgressBar| {
+        let answers = config.hosts.values().map(async |host| {
+            let answer = measured(host, sizes).await;
+            bar.inc(1);
+            answer
+        });
+        join_all(answers).await
+    };
+    let limit = context::patience(config);
+    let answers = output
+        .counting_hosts("measuring", count, limit, measure)
+        .await;
+    let mut owned = Owned {
+        shards: BTreeMap::new(),
+        twice: Vec::new(),
+    };
+    for (host, answer) in config.hosts.keys().zip(answers) {
+        for (shard, measure) in answer? {
+            if owned
+                .shards
+                .insert(shard, (host.clone(), measure))
+                .is_some()
+            {
+                owned.twice.push(shard);
             }
         }
-        let whole = owned.len() == usize::from(config.cluster.shards.get());
-        if twice.is_empty() && (whole || looks >= LOOKS_MAX) {
-            return Ok(owned);
-        }
-        if looks >= LOOKS_MAX {
-            let error = format!("two hosts own shards {}", print_shards(twice));
-            return Err(Failure::new(Exit::Failed, error).hint("`pgshard check` says what to do"));
-        }
-        tokio::time::sleep(BETWEEN_LOOKS).await;
     }
+    Ok(owned)
 }
 
 async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, Measure>, Failure> {
