@@ -30,14 +30,15 @@ CREATE TABLE IF NOT EXISTS {shard}.pgshard_entry (
     PRIMARY KEY (lookup, hash)
 );
 
--- The claims that are spent, in the shard of the row: used, or void. `xact` means something on one
--- server only, and for the transaction that has it now.
+-- The claims that are spent, in the shard of the row. `outcome` is 'used' or 'void', without a
+-- CHECK, which each statement that uses a claim would parse. `xact` means something on one server
+-- only, and for the transaction that has it now.
 CREATE TABLE IF NOT EXISTS {shard}.pgshard_claim (
     lookup text NOT NULL,
     hash bytea NOT NULL,
     claim uuid NOT NULL,
     key text NOT NULL,
-    outcome text NOT NULL CHECK (outcome IN ('used', 'void')),
+    outcome text NOT NULL,
     xact xid8 NOT NULL,
     at timestamptz NOT NULL,
     PRIMARY KEY (lookup, hash, claim)

@@ -190,6 +190,26 @@ impl<'a> ClaimRequest<'a> {
         let (definition, hash, kinds) = self.parameters();
         let params: [&(dyn ToSql + Sync); 5] =
             [&self.definition.name, &definition, &hash, &key, &kinds];
+        let new = shard.query_opt_as(&statements::claim_new(), &params).await;
+        match new {
+            Ok(Some((claim, made_us))) => {
+                let entry = Entry {
+                    key: key.to_owned(),
+                    claim,
+                };
+                return Ok(Some(Standing {
+                    entry,
+                    made_us,
+                    age: Duration::ZERO,
+                    won: true,
+                }));
+            }
+            // In REPEATABLE READ: it has run into a newer entry.
+            Err(error) if error.code() != Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+                return Err(self.place(router, shard.id()).or_not_installed(error));
+            }
+            Ok(None) | Err(_) => {}
+        }
         let row = shard.query_opt_as(&statements::claim(), &params).await;
         self.standing(router, shard.id(), row)
     }

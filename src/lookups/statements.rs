@@ -7,9 +7,9 @@ use crate::pg::{quote_ident, quote_literal};
 use crate::values::{Definition, Fold};
 
 /// Sets `synchronous_commit` for this transaction, unless it is `on` or more. It is true.
-const DURABLY: &str = "pg_catalog.set_config('synchronous_commit', CASE WHEN \
-    pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
-    ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL";
+const DURABLY: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') \
+    IN ('off', 'local', 'remote_write') \
+    THEN pg_catalog.set_config('synchronous_commit', 'on', true) IS NOT NULL ELSE true END";
 
 /// The table of claims, which the server's errors about it name.
 pub(super) const CLAIM_TABLE: &str = "pgshard_claim";
@@ -41,9 +41,21 @@ const ENTRY: &str = "SELECT k.definition, k.kinds, e.key, e.claim, e.claimed_us,
     NOT \
     EXISTS (SELECT FROM changed)) e ON true";
 
-const RETURNING: &str = "RETURNING key, claim, \
-    pg_catalog.floor(EXTRACT(EPOCH FROM claimed_at) * 1000000)::bigint AS claimed_us, 0::bigint AS \
-    age_ms";
+/// When the entry's claim was made, in microseconds since 1970.
+const CLAIMED_US: &str = "pg_catalog.floor(EXTRACT(EPOCH FROM claimed_at) * 1000000)::bigint";
+
+/// Inserts the entry of hash `$3` for key `$4` with a new claim, as [`claim`] does, and returns the
+/// claim and when it was made. Nothing if there is an entry, or the shard knows another look-up:
+/// then [`claim`] returns which, and takes longer.
+pub(super) fn claim_new() -> String {
+    format!(
+        "INSERT INTO {{shard}}.pgshard_entry (lookup, hash, key, claim, claimed_at) \
+            SELECT l.name, $3::bytea, $4::text, pg_catalog.gen_random_uuid(), \
+            pg_catalog.clock_timestamp() FROM {{shard}}.pgshard_lookup l WHERE l.name = $1::text \
+            AND l.definition = $2::text AND l.kinds = $5::text[] AND {DURABLY} \
+            ON CONFLICT DO NOTHING RETURNING claim, {CLAIMED_US}"
+    )
+}
 
 /// Inserts the entry of hash `$3` for key `$4` with a new claim, if the values are of the types
 /// `$5`; or finds the one that is there.
@@ -53,7 +65,8 @@ pub(super) fn claim() -> String {
         "WITH {known}, changed AS (INSERT INTO {{shard}}.pgshard_entry (lookup, hash, key, claim, \
             claimed_at) SELECT k.name, $3::bytea, $4::text, pg_catalog.gen_random_uuid(), \
             pg_catalog.clock_timestamp() FROM known k WHERE k.same AND k.kinds = $5::text[] AND \
-            {DURABLY} ON CONFLICT DO NOTHING {RETURNING}) {ENTRY}"
+            {DURABLY} ON CONFLICT DO NOTHING RETURNING key, claim, \
+            {CLAIMED_US} AS claimed_us, 0::bigint AS age_ms) {ENTRY}"
     )
 }
 
@@ -65,7 +78,8 @@ pub(super) fn take() -> String {
             pg_catalog.gen_random_uuid(), claimed_at = pg_catalog.clock_timestamp() FROM known k \
             WHERE lookup = k.name AND hash = $3::bytea AND claim = $6::uuid AND k.same AND \
             k.kinds = \
-            $5::text[] AND {DURABLY} {RETURNING}) {ENTRY}"
+            $5::text[] AND {DURABLY} RETURNING key, claim, {CLAIMED_US} AS claimed_us, \
+            0::bigint AS age_ms) {ENTRY}"
     )
 }
 
