@@ -123,6 +123,7 @@ pub(super) fn resolve(database: &mut Database, choices: &Choices) -> Result<(), 
                 target: key.table,
                 target_columns: vec![key.column],
                 by_name: true,
+                deferrable: false,
                 sample: Default::default(),
             });
         }
@@ -132,7 +133,8 @@ pub(super) fn resolve(database: &mut Database, choices: &Choices) -> Result<(), 
     Ok(())
 }
 
-fn find<'a>(database: &'a Database, name: &TableName) -> Result<&'a Table, Error> {
+/// Finds a table by its name.
+pub(super) fn find<'a>(database: &'a Database, name: &TableName) -> Result<&'a Table, Error> {
     let fits = |schema: &str| name.schema.as_deref().is_none_or(|wanted| wanted == schema);
     let home = database.tables.get(&database.key.table);
     let named = database.tables.values();

@@ -434,6 +434,7 @@ mod tests {
                     target: 1 + numbers.below(u64::from(count)) as u32,
                     target_columns: vec![1],
                     by_name: numbers.below(4) == 0,
+                    deferrable: false,
                     sample: Default::default(),
                 });
             }

@@ -52,6 +52,12 @@ pub enum Error {
         /// The name.
         table: String,
     },
+    /// A table that was named has no way to the key.
+    #[error("{table} is not imported: nothing leads from it to the key; see import assess")]
+    NotImported {
+        /// The table.
+        table: String,
+    },
     /// A choice is about the key's own table.
     #[error("{choice} is the key's own table, which is always imported")]
     KeyTableChosen {
@@ -96,6 +102,7 @@ impl Error {
                 | Error::NoKeyColumn { .. }
                 | Error::SeveralKeyTables { .. }
                 | Error::NoTable { .. }
+                | Error::NotImported { .. }
                 | Error::KeyTableChosen { .. }
                 | Error::ChosenTwice { .. }
                 | Error::NoWay { .. }

@@ -143,6 +143,9 @@ pub(crate) struct ForeignKey {
     /// Whether there is no such constraint, and the columns' names suggest one.
     #[serde(default)]
     pub(crate) by_name: bool,
+    /// Whether a row may come before the one that it refers to, in a transaction.
+    #[serde(default)]
+    pub(crate) deferrable: bool,
     /// What a sample of rows has shown about the keys on both sides.
     #[serde(skip)]
     pub(crate) sample: Sample,

@@ -1,21 +1,25 @@
-//! Bringing the tables of one database into shards. So far this only finds out whether it can be
-//! done: [`assess`] reads a database and judges it.
+//! Bringing the tables of one database into shards: [`assess`] reads a database and judges whether
+//! it can be done, and [`keys`] gives each table the key.
 //!
 //! `read` and `sample` make `facts`, `decide` determines what becomes of each table, and `judge`
-//! finds the obstacles; both are pure. `statements` reads what the application sends.
+//! finds the obstacles; both are pure. `statements` reads what the application sends. `change` has
+//! what the commands that write have in common.
 //!
-//! Invariant: nothing is written. The session is read-only, waits for a lock for a second at most,
+//! Invariant: an assessment writes nothing. The session is read-only, waits for a lock for a second at most,
 //! and reads bounded samples of rows.
 
 mod assessment;
 mod carried;
+mod change;
 mod choices;
 mod decide;
+mod decided;
 mod error;
 mod estimate;
 mod facts;
 mod judge;
 mod key;
+pub mod keys;
 mod names;
 mod obstacle;
 mod read;
@@ -31,6 +35,7 @@ use jiff::Timestamp;
 pub use assessment::{
     Assessment, IdReport, LargeKey, PathStep, TableDecision, TableReport, Verdict,
 };
+pub use change::{Blocker, ChangeError, ChangeEvent, ChangeRequest, Observer, Refusal, StepKind};
 pub use choices::{Choices, TableName, TableNameError};
 pub use error::Error;
 pub use estimate::{Figure, Goal};
@@ -38,7 +43,6 @@ pub use key::{KeyName, KeyNameError};
 pub use obstacle::{Level, Obstacle, ObstacleObject};
 pub use statements::{StatementClass, StatementReport, StatementSource, WithoutKey};
 
-use self::decide::Decision;
 use crate::id::Epoch;
 use crate::pg::ConnectOptions;
 
@@ -88,20 +92,15 @@ pub fn assess<'a>(
     Box::pin(async move {
         let connection = read::open(connect).await?;
         let client = connection.client();
-        let mut database = read::database(client, &request.key, &request.choices).await?;
+        let added = read::Added::Shown;
+        let read = decided::read(client, &request.key, &request.choices, added);
+        let (mut database, decisions) = read.await?;
         // The stream comes from the primary: a standby's answer means nothing for it.
         if !database.server.standby {
             let replication = connect.replicate("pgshard import assess").await;
             database.server.replication = replication
                 .err()
                 .map(|error| crate::pg::cause::chain(&error));
-        }
-        let decisions = decide::decide(&database);
-        for (table, column) in &database.chosen.by {
-            if !decisions.get(table).is_some_and(Decision::is_imported) {
-                let choice = database.column_names(*table, &[*column]);
-                return Err(Error::NoWay { choice });
-            }
         }
         let mut unknown = sample::take(client, &mut database, &decisions).await?;
         let first = first_id(request.epoch);

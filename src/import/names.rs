@@ -97,6 +97,7 @@ pub(crate) fn suggested(database: &Database) -> Vec<ForeignKey> {
                     target,
                     target_columns: vec![target_column],
                     by_name: true,
+                    deferrable: false,
                     sample: Default::default(),
                 });
             }

@@ -51,11 +51,21 @@ pub(super) async fn open(connect: &ConnectOptions) -> Result<Connection, Error> 
     Ok(connection)
 }
 
+/// What becomes of the columns that `import keys` has added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    /// They have the key, as if they had been chosen.
+    Shown,
+    /// They are left out, so that the decisions are those of before.
+    Hidden,
+}
+
 /// Reads the catalogs.
 pub(super) async fn database(
     client: &Client,
     key: &KeyName,
     choices: &Choices,
+    added: Added,
 ) -> Result<Database, Error> {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
     execute(client, "beginning to read", begin).await?;
@@ -90,10 +100,81 @@ pub(super) async fn database(
         .collect();
     database.foreign_keys = known;
     database.key = find(&database, key)?;
+    let columns = added_columns(client, database.key.table).await?;
+    if added == Added::Hidden {
+        hide(&mut database, &columns);
+    }
     let suggested = names::suggested(&database);
     database.foreign_keys.extend(suggested);
-    choices::resolve(&mut database, choices)?;
+    let choices = match added {
+        Added::Hidden => choices.clone(),
+        Added::Shown => with_added(&database, choices, &columns),
+    };
+    choices::resolve(&mut database, &choices)?;
     Ok(database)
+}
+
+/// The columns that `import keys` has added for the key of a table, by table; none if the role may
+/// not read of them.
+async fn added_columns(client: &Client, key_table: u32) -> Result<Vec<(u32, String)>, Error> {
+    let what = "the columns that were added";
+    let sql = "SELECT to_json(has_schema_privilege(n.oid, 'USAGE')
+            AND has_table_privilege(c.oid, 'SELECT'))
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'pgshard_import' AND c.relname = 'keys'";
+    let readable: Vec<bool> = facts(client, what, sql).await?;
+    if readable != [true] {
+        return Ok(Vec::new());
+    }
+    let sql = format!(
+        "SELECT json_build_array(relation::int8, key_column) FROM pgshard_import.keys
+        WHERE adds_column AND split_part(way, '/', 1) = '{key_table}'"
+    );
+    facts(client, what, &sql).await
+}
+
+/// Takes out added columns, and the foreign keys over them.
+fn hide(database: &mut Database, added: &[(u32, String)]) {
+    for (oid, name) in added {
+        let Some(table) = database.tables.get_mut(oid) else {
+            continue;
+        };
+        let Some(number) = table.column_named(name).map(|column| column.number) else {
+            continue;
+        };
+        table.columns.retain(|column| column.number != number);
+        let covers = |table, columns: &[i16]| table == *oid && columns.contains(&number);
+        let keys = &mut database.foreign_keys;
+        keys.retain(|key| !covers(key.table, &key.columns));
+        keys.retain(|key| !covers(key.target, &key.target_columns));
+    }
+}
+
+/// The choices, with added columns as the columns that have the key, where nothing else is chosen.
+fn with_added(database: &Database, choices: &Choices, added: &[(u32, String)]) -> Choices {
+    let mut choices = choices.clone();
+    for (oid, column) in added {
+        let Some(table) = database.tables.get(oid) else {
+            continue;
+        };
+        let is_it = |schema: &Option<String>, name: &str| {
+            name == table.name && schema.as_ref().is_none_or(|schema| *schema == table.schema)
+        };
+        let tables = choices.stays.iter().chain(&choices.references);
+        let mut chosen = tables.map(|name| is_it(&name.schema, &name.table));
+        let mut by = choices
+            .by
+            .iter()
+            .map(|name| is_it(&name.schema, &name.table));
+        if !chosen.any(|is_it| is_it) && !by.any(|is_it| is_it) {
+            choices.by.push(KeyName {
+                schema: Some(table.schema.clone()),
+                table: table.name.clone(),
+                column: column.clone(),
+            });
+        }
+    }
+    choices
 }
 
 async fn server(client: &Client) -> Result<Server, Error> {
@@ -118,7 +199,7 @@ async fn server(client: &Client) -> Result<Server, Error> {
 }
 
 /// The facts of a query, each a JSON object.
-async fn facts<T: DeserializeOwned>(
+pub(super) async fn facts<T: DeserializeOwned>(
     client: &Client,
     what: &'static str,
     sql: &str,

@@ -1,5 +1,6 @@
 //! `pgshard import`, on real servers.
 
+mod keys;
 mod obstacles;
 mod reads;
 mod shown;
@@ -39,9 +40,13 @@ fn assess(url: &str, args: &[&str]) -> Value {
 
 /// The exit code, stdout and stderr of `pgshard import assess`.
 fn run(url: &str, args: &[&str]) -> (i32, String, String) {
-    let all = [&["import", "assess", url, "--key", "users.id"], args].concat();
+    pgshard(&[&["import", "assess", url, "--key", "users.id"], args].concat())
+}
+
+/// The exit code, stdout and stderr of `pgshard`.
+fn pgshard(args: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_pgshard"))
-        .args(&all)
+        .args(args)
         .current_dir(Path::new("/"))
         .env_remove("PGSHARD_CONFIG")
         .stdin(Stdio::null())
@@ -50,7 +55,7 @@ fn run(url: &str, args: &[&str]) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).expect("the command writes UTF-8");
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
     if args.contains(&"--json") {
-        contract::keeps(&all, &stdout, &stderr);
+        contract::keeps(args, &stdout, &stderr);
     }
     (output.status.code().unwrap_or(-1), stdout, stderr)
 }

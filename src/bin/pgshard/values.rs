@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use jiff::{Timestamp, ToSpan, Zoned, civil, tz::TimeZone};
 use pgshard::id::Epoch;
+use pgshard::import::TableName;
 use pgshard::{ShardCount, ShardId};
 
 /// An ID as a signed or an unsigned 64-bit number: IDs turn negative after 34.8 years, and some
@@ -13,6 +14,17 @@ pub(crate) fn id(text: &str) -> Result<i64, String> {
     text.parse::<i64>()
         .or_else(|_| unsigned())
         .map_err(|_| "not a whole number of 64 bits".to_owned())
+}
+
+/// A table and the name of a column: `likes=owner_id`.
+pub(crate) fn table_column(text: &str) -> Result<(TableName, String), String> {
+    let wrong = || "write TABLE=NAME, such as likes=owner_id".to_owned();
+    let (table, column) = text.split_once('=').ok_or_else(wrong)?;
+    // The server would cut a longer name.
+    if column.is_empty() || column.len() > 63 || column.contains('\0') {
+        return Err("the name of a column has 1 to 63 bytes".to_owned());
+    }
+    Ok((table.parse().map_err(|_| wrong())?, column.to_owned()))
 }
 
 /// A time: `2026-11-01T08:00:00Z`, or a day, which begins at midnight UTC.

@@ -1,17 +1,20 @@
 //! `pgshard import`.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args as ArgGroup, Subcommand};
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
-use pgshard::import::{KeyName, TableName};
+use pgshard::import::{ChangeRequest, Choices, KeyName, TableName};
 
 use crate::values;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImportCommand {
     Assess(ImportAssess),
+    Keys(ImportKeys),
 }
 
 /// Can this database be brought into shards, and what has to be changed first?
@@ -72,4 +75,102 @@ pub(crate) struct ImportAssess {
     /// 2026-01-01]
     #[arg(long, value_name = "TIME", value_parser = values::epoch)]
     pub(crate) epoch: Option<Epoch>,
+}
+
+/// The database, the key, and what was decided about tables.
+#[derive(Debug, ArgGroup)]
+pub(crate) struct Imported {
+    /// The url of the database, without a password
+    #[arg(value_name = "URL")]
+    pub(crate) url: String,
+    /// The key, as for `import assess`
+    #[arg(long, value_name = "TABLE.COLUMN")]
+    key: KeyName,
+    /// A table that is not to be imported; may be repeated
+    #[arg(long, value_name = "TABLE")]
+    stays: Vec<TableName>,
+    /// A table that each host is to get; may be repeated
+    #[arg(long, value_name = "TABLE")]
+    reference: Vec<TableName>,
+    /// The column that says to which key the rows of its table belong; may be repeated
+    #[arg(long, value_name = "TABLE.COLUMN")]
+    by: Vec<KeyName>,
+    /// How long a step may wait for other sessions' locks; they never wait for it for long
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 3600,
+        value_parser = clap::value_parser!(u64).range(0..=604_800),
+    )]
+    max_wait_s: u64,
+}
+
+impl Imported {
+    fn request(&self) -> ChangeRequest {
+        let choices = Choices::default()
+            .stays(self.stays.clone())
+            .references(self.reference.clone())
+            .by(self.by.clone());
+        ChangeRequest::new(self.key.clone())
+            .choices(choices)
+            .wait_max(Duration::from_secs(self.max_wait_s))
+    }
+}
+
+/// Give each table the key, while the application works
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A table that reaches the key by foreign keys gets it as a column, which triggers fill and keep, \
+then a backfill by ranges; NOT NULL; and a unique index with the primary key and the key, as its \
+replica identity. A table that has the column gets what is missing.
+
+No statement of the application waits for longer than about 0.2 s. A run that was interrupted is \
+continued by the next, and --undo takes everything back; the schema pgshard_import has the record.
+
+The role must own the tables; the application may have another. A key may then only be changed in \
+a transaction that is READ COMMITTED. Tables that are partitioned, inherit, or have no primary key \
+are refused.
+
+The exit code is 0 if each table has the key, 8 if rows without a key are in the way, 4 if \
+something has to be changed first; of --check 1 if something is missing, 6 if a row has another key \
+than the row that it refers to.
+
+Examples:
+  pgshard import keys service=app --key users.id --plan
+  pgshard import keys service=app --key users.id --table likes --column likes=owner_id
+  pgshard import keys service=app --key users.id --check
+  pgshard import keys service=app --key users.id --undo")]
+pub(crate) struct ImportKeys {
+    #[command(flatten)]
+    pub(crate) imported: Imported,
+    /// Only this table, and those on its path to the key; may be repeated
+    #[arg(long, value_name = "TABLE")]
+    table: Vec<TableName>,
+    /// The name of a table's new column [default: from the key, such as user_id for users.id]; may
+    /// be repeated
+    #[arg(long, value_name = "TABLE=NAME", value_parser = values::table_column)]
+    column: Vec<(TableName, String)>,
+    /// How many rows are filled in a second at most
+    #[arg(long, value_name = "ROWS", default_value = "20000")]
+    max_rows: NonZeroU32,
+    /// Show the steps, with their SQL and locks, and change nothing
+    #[arg(long, group = "what")]
+    pub(crate) plan: bool,
+    /// Show what is missing, and compare all rows; change nothing
+    #[arg(long, group = "what")]
+    pub(crate) check: bool,
+    /// Take everything back
+    #[arg(long, group = "what")]
+    pub(crate) undo: bool,
+}
+
+impl ImportKeys {
+    /// What is to be changed.
+    pub(crate) fn request(&self) -> ChangeRequest {
+        self.imported
+            .request()
+            .tables(self.table.clone())
+            .columns(self.column.clone())
+            .rows_per_second(self.max_rows)
+    }
 }

@@ -172,6 +172,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Demo(args) => demo::run(args, output).await,
         Command::Import { command } => match command {
             ImportCommand::Assess(args) => import::assess(&args, config, output).await,
+            ImportCommand::Keys(args) => import::keys::keys(&args, output).await,
         },
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Bench(args) => {
@@ -505,6 +506,9 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Migrate {
             command: MigrateCommand::Retry(_) | MigrateCommand::Resolve(_),
         } => Some("run the same command again: it does what is left"),
+        Command::Import {
+            command: ImportCommand::Keys(_),
+        } => Some("run the same command again: it does what is left"),
         Command::Tickets {
             command: TicketsCommand::Create(_),
         } => Some("run the same command again: residues that are claimed stay with their hosts"),
@@ -530,7 +534,9 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Map { .. }
         | Command::Host { .. }
         | Command::Top(_)
-        | Command::Import { .. }
+        | Command::Import {
+            command: ImportCommand::Assess(_),
+        }
         | Command::Sql(_)
         | Command::Bench(_)
         | Command::Demo(_)

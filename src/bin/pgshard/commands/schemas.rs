@@ -13,9 +13,9 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::{
-    bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, lookups,
-    map, map_carry, map_versions, migrate, moves, rebalance, recover, rights, sql, tickets, top,
-    workers,
+    bench, bootstrap, check, conformance, demo, dev, explain, host, id, import, listen, locate,
+    lookups, map, map_carry, map_versions, migrate, moves, rebalance, recover, rights, sql,
+    tickets, top, workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -62,6 +62,8 @@ fn all() -> Vec<CommandOutput> {
         "id encode": id::DecodedId;
         "id range": id::Range;
         "import assess": pgshard::import::Assessment;
+        "import keys": import::keys::Finished, pgshard::import::ChangeEvent,
+            pgshard::import::keys::KeysPlan;
         "locate": locate::ShardLocation, locate::Wrong<'static>;
         "lookups build": lookups::Built<'static>;
         "lookups suspend": lookups::Suspended<'static>;

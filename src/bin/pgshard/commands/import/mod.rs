@@ -1,6 +1,8 @@
 //! `pgshard import`: bringing the tables of one database into shards.
 
+mod change;
 mod html;
+pub(super) mod keys;
 mod text;
 mod words;
 
