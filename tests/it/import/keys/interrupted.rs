@@ -39,7 +39,7 @@ on_each_version! {
         assert!(counts.deadlocks * 10 < counts.done, "{counts:?}");
         assert_eq!(differ(&base).await, 0, "{counts:?}");
         let rows: i64 = base.query_one("SELECT count(*) FROM likes", &[]).await.unwrap().get(0);
-        assert_eq!(rows, 10_000 + likes.load(std::sync::atomic::Ordering::SeqCst));
+        assert_eq!(rows, 3_000 + likes.load(std::sync::atomic::Ordering::SeqCst));
         let (exit, check) = report(&url, &["--check"]);
         assert_eq!(exit, 0, "{check}");
     }

@@ -87,7 +87,7 @@ on_each_version! {
             });
             without.collect()
         };
-        let expected = [("photos", 2), ("likes", 20), ("views", 9)];
+        let expected = [("photos", 2), ("likes", 6), ("views", 3)];
         assert_eq!(counts(&done), expected.map(|(table, rows)| (table.to_owned(), rows)));
         assert!(done.to_string().contains("let album_id refer to a row of albums"), "{done}");
         let (exit, check) = report(&url, &["--check"]);
