@@ -5,8 +5,8 @@
 //! finds the obstacles; both are pure. `statements` reads what the application sends. `change` has
 //! what the commands that write have in common.
 //!
-//! Invariant: an assessment writes nothing. The session is read-only, waits for a lock for a second at most,
-//! and reads bounded samples of rows.
+//! Invariant: an assessment writes nothing. Its session is read-only, waits for a lock for a second
+//! at most, and reads bounded samples of rows.
 
 mod assessment;
 mod carried;

@@ -18,7 +18,7 @@ enum Outcome {
 }
 
 /// Does what the tables need. A table with rows that cannot get a key keeps its column, and the
-/// others go on.
+/// others are completed.
 pub(super) async fn apply(
     session: &Session,
     prepared: &Prepared,

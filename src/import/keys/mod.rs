@@ -5,8 +5,8 @@
 //! takes it back. `table` and `steps` are pure; `record` has what was done.
 //!
 //! Invariant: at each moment the application works, the rows that have a key have that of the row
-//! that they refer to, and `undo` finds all that was done. A run that was killed is continued by the
-//! next.
+//! that they refer to, and `undo` finds all that was done. The next run continues one that was
+//! killed.
 
 mod apply;
 mod fill;

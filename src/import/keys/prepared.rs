@@ -16,7 +16,7 @@ use crate::import::facts::Database;
 use crate::import::read::{self, Added};
 use crate::pg::ConnectOptions;
 
-/// A database whose tables are to get the key.
+/// A database, and its tables that are to get the key.
 pub(super) struct Prepared {
     pub(super) database: Database,
     pub(super) decisions: Decisions,

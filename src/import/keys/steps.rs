@@ -277,8 +277,8 @@ fn locks(kind: StepKind) -> &'static str {
         }
         StepKind::Fill => "rows of the table, and KEY SHARE on the rows they refer to, briefly",
         StepKind::NotNull => {
-            "ACCESS EXCLUSIVE for milliseconds, in tries that wait for 100 ms at most; SHARE UPDATE \
-            EXCLUSIVE while rows are read"
+            "ACCESS EXCLUSIVE for milliseconds, in tries that wait for 100 ms at most; SHARE \
+            UPDATE EXCLUSIVE while rows are read"
         }
         StepKind::Index => "SHARE UPDATE EXCLUSIVE: reads and writes do not wait",
         StepKind::Undo => "as for the steps that are taken back",

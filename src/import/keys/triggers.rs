@@ -3,8 +3,8 @@
 //! Three functions. `fill` reads the key of the row that a new or changed row refers to, and keeps
 //! that row with `FOR KEY SHARE`, as the check of a foreign key does. `lock` runs before the key of
 //! a row changes, and locks that row `FOR UPDATE`: it waits for the transactions that have read the
-//! former key, and those that come now wait for it. `follow` then gives the new key to the rows that
-//! refer to it, which their own triggers pass on.
+//! former key, and those that come now wait for it. `follow` then gives the new key to the rows
+//! that refer to it, which their own triggers pass on.
 //!
 //! Invariant: under READ COMMITTED no row ends with another key than the row that it refers to.
 //! `FOR KEY SHARE` alone would not do: an UPDATE of a column without a unique index does not

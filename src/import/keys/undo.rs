@@ -69,7 +69,8 @@ pub(super) async fn undo(
 
 async fn names(session: &Session) -> Result<BTreeMap<u32, Named>, ChangeError> {
     let sql = "SELECT json_build_object('oid', c.oid::int8, 'schema', n.nspname, 'name', c.relname)
-        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')";
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relkind IN ('r', 'p')";
     let named: Vec<Named> = session.values("find the tables", sql).await?;
     Ok(named.into_iter().map(|one| (one.oid, one)).collect())
 }

@@ -19,7 +19,8 @@ SELECT json_build_object(
             'type', format_type(b.base, CASE WHEN a.atttypid = b.base THEN a.atttypmod END),
             'collation', CASE WHEN a.attcollation <> t.typcollation AND a.attcollation <> 0
                 THEN (SELECT format('%I.%I', n.nspname, l.collname) FROM pg_collation l
-                    JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END,
+                    JOIN pg_namespace n ON n.oid = l.collnamespace
+                    WHERE l.oid = a.attcollation) END,
             'builtin', t.typnamespace = 'pg_catalog'::regnamespace,
             'not_null', a.attnotnull, 'generated', a.attgenerated <> '') ORDER BY a.attnum)
         FROM pg_attribute a CROSS JOIN LATERAL (

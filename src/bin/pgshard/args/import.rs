@@ -92,7 +92,7 @@ pub(crate) struct Imported {
     /// A table that each host is to get; may be repeated
     #[arg(long, value_name = "TABLE")]
     reference: Vec<TableName>,
-    /// The column that says to which key the rows of its table belong; may be repeated
+    /// The column that shows to which key the rows of its table belong; may be repeated
     #[arg(long, value_name = "TABLE.COLUMN")]
     by: Vec<KeyName>,
     /// How long a step may wait for other sessions' locks; they never wait for it for long
@@ -128,12 +128,13 @@ No statement of the application waits for longer than about 0.2 s. A run that wa
 continued by the next, and --undo takes everything back; the schema pgshard_import has the record.
 
 The role must own the tables; the application may have another. A key may then only be changed in \
-a transaction that is READ COMMITTED. Tables that are partitioned, inherit, or have no primary key \
-are refused.
+a transaction that is READ COMMITTED. Tables that are partitioned, inherit, or have no primary \
+key are refused. If tables have triggers, the role must be allowed to set \
+session_replication_role, so that these do not fire while rows are filled.
 
-The exit code is 0 if each table has the key, 8 if rows without a key are in the way, 4 if \
-something has to be changed first; of --check 1 if something is missing, 6 if a row has another key \
-than the row that it refers to.
+The exit code is 0 if each table has the key, 8 if rows without a key or long transactions are in \
+the way, 4 if something has to be changed first; of --check 1 if something is missing, 6 if a row \
+has another key than the row that it refers to.
 
 Examples:
   pgshard import keys service=app --key users.id --plan

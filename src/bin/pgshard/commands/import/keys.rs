@@ -17,7 +17,7 @@ use crate::output::{Align, Format, Output, counted};
 pub(crate) enum Finished {
     /// The state of each table.
     Done(KeysReport),
-    /// The tables whose changes were taken back.
+    /// The tables that are as before.
     Undone {
         /// The tables.
         tables: Vec<String>,
