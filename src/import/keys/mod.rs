@@ -79,6 +79,7 @@ pub fn apply<'a>(
         let session = Session::open(connect, APPLICATION_NAME, request.wait_max).await?;
         let prepared = prepared::prepare(connect, &session, request).await?;
         prepared.refuse(&session).await?;
+        undo::tidy(&session, observer).await?;
         let tables = apply::apply(&session, &prepared, request, observer).await?;
         session.finish().await;
         Ok(KeysReport {

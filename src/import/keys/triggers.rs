@@ -100,9 +100,12 @@ pub(super) fn functions(table: &KeyTable, parent: &Parent) -> Vec<String> {
         .iter()
         .map(|(own, to)| format!("c.{} = NEW.{}", quote_ident(own), quote_ident(to)))
         .collect();
+    // The application may drop the table; one that it renames is an error, not left behind.
     let follow = format!(
-        "BEGIN UPDATE {} c SET {key} = NEW.{of_parent} WHERE {} \
-        AND c.{key} IS DISTINCT FROM NEW.{of_parent}; RETURN NULL; END",
+        "BEGIN IF EXISTS (SELECT FROM pg_class WHERE oid = {}) THEN \
+        UPDATE {} c SET {key} = NEW.{of_parent} WHERE {} \
+        AND c.{key} IS DISTINCT FROM NEW.{of_parent}; END IF; RETURN NULL; END",
+        table.oid,
         table.sql,
         refer.join(" AND ")
     );
@@ -194,7 +197,23 @@ pub(super) fn drop_of_table(table: u32, sql: &str) -> Vec<String> {
     vec![
         format!("DROP TRIGGER IF EXISTS {FILL_INSERT} ON {sql}"),
         format!("DROP TRIGGER IF EXISTS {FILL_UPDATE} ON {sql}"),
-        format!("DROP FUNCTION IF EXISTS {}()", fill_function(table)),
+        drop_fill(table),
+    ]
+}
+
+/// Drops the function of a table that is gone, and its triggers with it.
+pub(super) fn drop_fill(table: u32) -> String {
+    format!("DROP FUNCTION IF EXISTS {}()", fill_function(table))
+}
+
+/// Drops the functions of a parent that is gone, and its triggers with it.
+pub(super) fn drop_functions_of_parent(table: u32, parent: u32) -> Vec<String> {
+    vec![
+        format!(
+            "DROP FUNCTION IF EXISTS {}()",
+            follow_function(parent, table)
+        ),
+        format!("DROP FUNCTION IF EXISTS {}()", lock_function(parent)),
     ]
 }
 
@@ -215,16 +234,5 @@ pub(super) fn drop_lock(parent: u32, sql: &str) -> Vec<String> {
     vec![
         format!("DROP TRIGGER IF EXISTS {LOCK} ON {sql}"),
         format!("DROP FUNCTION IF EXISTS {}()", lock_function(parent)),
-    ]
-}
-
-/// Drops the functions of a table or parent that is gone.
-pub(super) fn drop_functions(table: u32, parent: u32) -> Vec<String> {
-    vec![
-        format!("DROP FUNCTION IF EXISTS {}()", fill_function(table)),
-        format!(
-            "DROP FUNCTION IF EXISTS {}()",
-            follow_function(parent, table)
-        ),
     ]
 }

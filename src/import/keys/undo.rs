@@ -75,6 +75,21 @@ async fn names(session: &Session) -> Result<BTreeMap<u32, Named>, ChangeError> {
     Ok(named.into_iter().map(|one| (one.oid, one)).collect())
 }
 
+/// Takes back what is left of tables that the application has dropped: triggers on their parents.
+pub(super) async fn tidy(session: &Session, observer: Observer<'_>) -> Result<(), ChangeError> {
+    let mut records = record::read(session).await?;
+    let named = names(session).await?;
+    while let Some(at) = records
+        .iter()
+        .position(|record| !named.contains_key(&record.relation))
+    {
+        let record = records.remove(at);
+        let siblings = records.iter().any(|other| other.parent == record.parent);
+        one(session, &record, siblings, &named, observer).await?;
+    }
+    Ok(())
+}
+
 async fn one(
     session: &Session,
     record: &Record,
@@ -86,14 +101,33 @@ async fn one(
         "DELETE FROM pgshard_import.keys WHERE relation = {}",
         record.relation
     );
-    let parent = record.parent.and_then(|parent| named.get(&parent));
-    let Some(table) = named.get(&record.relation) else {
-        // The table was dropped, and its triggers with it.
-        let mut sql = vec![forget];
-        if let Some(parent) = record.parent {
-            sql.extend(triggers::drop_functions(record.relation, parent));
+    // ACCESS EXCLUSIVE on the table and its parent, for as long as catalogs change.
+    let mut locks = Vec::new();
+    let mut statements = Vec::new();
+    match record.parent.map(|oid| (oid, named.get(&oid))) {
+        Some((_, Some(parent))) => {
+            let sql = parent.sql();
+            statements.extend(triggers::drop_of_parent(record.relation, parent.oid, &sql));
+            if !siblings {
+                statements.extend(triggers::drop_lock(parent.oid, &sql));
+            }
+            locks.push((parent.oid, sql));
         }
-        return session.execute("tidy the record", &sql.join("; ")).await;
+        Some((oid, None)) => {
+            statements.extend(triggers::drop_functions_of_parent(record.relation, oid));
+        }
+        None => {}
+    }
+    let Some(table) = named.get(&record.relation) else {
+        statements.push(triggers::drop_fill(record.relation));
+        statements.push(forget);
+        let what = "take back what is left of a table";
+        if locks.is_empty() {
+            let sql = format!("BEGIN; {}; COMMIT", statements.join("; "));
+            return session.execute(what, &sql).await;
+        }
+        let short = session.short(what, &locks, Mode::AccessExclusive, &statements, observer);
+        return short.await;
     };
     let what = format!("take back the key of {}", table.name);
     observer(ChangeEvent::Step {
@@ -118,20 +152,6 @@ async fn one(
         let index = format!("pgshard_key_{}", table.oid);
         let sql = steps::drop_index(&quote_ident(&table.schema), &index);
         session.execute(&what, &sql).await?;
-    }
-    // ACCESS EXCLUSIVE on the table and its parent, for as long as catalogs change.
-    let mut locks = Vec::new();
-    let mut statements = Vec::new();
-    if let Some(parent) = parent {
-        locks.push((parent.oid, parent.sql()));
-        statements.extend(triggers::drop_of_parent(
-            table.oid,
-            parent.oid,
-            &parent.sql(),
-        ));
-        if !siblings {
-            statements.extend(triggers::drop_lock(parent.oid, &parent.sql()));
-        }
     }
     locks.extend(alone);
     statements.extend(triggers::drop_of_table(table.oid, &table.sql()));

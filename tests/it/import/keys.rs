@@ -187,6 +187,20 @@ on_each_version! {
         let found = super::obstacles(&report_of_all);
         assert!(!found.contains(&"key_by_name".to_owned()), "{found:?}");
 
+        // A table that the application drops is in nobody's way, and is forgotten.
+        base.batch_execute(
+            "DROP TABLE views; UPDATE albums SET user_id = 8 WHERE id = 60"
+        ).await.unwrap();
+        assert_eq!(report(&url, &[]).0, 0);
+        let left = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'photos'::regclass
+            AND tgname LIKE 'zz_pgshard_follow%'";
+        assert_eq!(base.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 1);
+        base.batch_execute(
+            "CREATE TABLE views (photo_id bigint NOT NULL, day int NOT NULL,
+                PRIMARY KEY (photo_id, day));
+            GRANT SELECT, INSERT, UPDATE, DELETE ON views TO writer",
+        ).await.unwrap();
+
         // By a way around the triggers the check finds what differs.
         base.batch_execute(
             "ALTER TABLE likes DISABLE TRIGGER zz_pgshard_fill_update;
