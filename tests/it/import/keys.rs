@@ -182,9 +182,9 @@ on_each_version! {
         assert_eq!(exit, 0);
 
         // The assessment takes the new columns for what they are.
-        let report_of_all = super::assess(&url, &[]);
-        assert_eq!(super::decision(&report_of_all, "likes"), "key_column");
-        let found = super::obstacles(&report_of_all);
+        let report_of_all = crate::import::assess(&url, &[]);
+        assert_eq!(crate::import::decision(&report_of_all, "likes"), "key_column");
+        let found = crate::import::obstacles(&report_of_all);
         assert!(!found.contains(&"key_by_name".to_owned()), "{found:?}");
 
         // A table that the application drops is in nobody's way, and is forgotten.
@@ -219,7 +219,7 @@ on_each_version! {
     /// primary key of several columns, and a row that comes before the one that it refers to.
     async fn names_and_types_are_the_applications(version) {
         let cluster = TestCluster::start(version, 1);
-        let (url, base) = super::database(&cluster).await;
+        let (url, base) = crate::import::database(&cluster).await;
         base.batch_execute(
             r#"CREATE SCHEMA "the app";
             CREATE TABLE "the app"."Users" ("Name" varchar(40) COLLATE "C" PRIMARY KEY);
