@@ -278,6 +278,8 @@ impl Bench<'_> {
             });
         let cluster = schema::Cluster {
             key: pgshard::KeyKind::Integer,
+            legacy_below: 0,
+            unsharded: None,
             shards: self.shards,
             epoch: Epoch::from_unix_ms(EPOCH_MS).expect("a good epoch"),
             schema_prefix: SchemaPrefix::default(),

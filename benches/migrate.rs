@@ -121,6 +121,8 @@ impl Bench<'_> {
             epoch: Epoch::from_unix_ms(1_293_840_000_000).expect("a good epoch"),
             schema_prefix: SchemaPrefix::default(),
             key: pgshard::KeyKind::Integer,
+            legacy_below: 0,
+            unsharded: None,
         }
     }
 

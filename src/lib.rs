@@ -197,7 +197,8 @@ pub use config::connect;
 pub use router::Router;
 pub use shard::NoSuchShard;
 pub use shard::{
-    Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId,
+    Key, KeyKind, KeyKindError, KeyTextError, Layout, PrefixError, SchemaPrefix, ShardCount,
+    ShardId, WholeSchema, WholeSchemaError,
 };
 /// The driver; calls take and return its rows, types and errors. This is the version that the crate
 /// uses.

@@ -5,6 +5,7 @@
 //! one key would send a user's rows to a shard where no query looks for them.
 
 mod key;
+mod layout;
 
 use std::fmt;
 
@@ -12,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use key::KeyValue;
 pub use key::{Key, KeyKind, KeyKindError, KeyTextError};
+pub(crate) use layout::unsharded_key;
+pub use layout::{Layout, WholeSchema, WholeSchemaError};
 
 /// The number of one logical shard: `0 ≤ id < N ≤ 8192`.
 ///

@@ -92,6 +92,8 @@ impl Bed {
             epoch,
             schema_prefix,
             key: cluster.key,
+            legacy_below: 0,
+            unsharded: None,
         }
     }
 

@@ -20,8 +20,11 @@ CREATE TABLE pgshard.cluster (
     epoch_ms      bigint  NOT NULL,
     schema_prefix text    NOT NULL,
     host_name     text    NOT NULL,
-    key_kind      text    NOT NULL DEFAULT 'integer',  -- how a key becomes a shard: docs/keys.md
-    created_at    timestamptz NOT NULL DEFAULT now()
+    -- How a key becomes a shard: docs/keys.md. On an unsharded host 'unsharded-' comes before it:
+    -- a client that does not know such hosts sends nothing.
+    key_kind      text    NOT NULL DEFAULT 'integer',
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    legacy_below  bigint  NOT NULL DEFAULT 0           -- IDs below it are older than the shards
 );
 
 -- The steps of this folder that the host has run. `checksum`: SHA-256 of the step's text.
@@ -56,6 +59,15 @@ CREATE TABLE pgshard.shard (
     CHECK (state <> 'fenced' OR (peer, move_id, attempt, lease, fence_deadline) IS NOT NULL)
 );
 
+-- On an unsharded host one row: it serves all shards of the cluster from the tables of one schema,
+-- since `epoch`. Such a host has no rows in pgshard.shard. On other hosts the table is empty.
+CREATE TABLE pgshard.whole (
+    only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    schema_name text    NOT NULL,
+    state       text    NOT NULL CHECK (state IN ('serving')),
+    epoch       integer NOT NULL CHECK (epoch >= 1)
+);
+
 -- The shards that a move is bringing to this host. They are not in pgshard.shard, so that an
 -- aborted move leaves that table as it was.
 -- `ready_attempt`: everything is in place for this attempt; only the open is missing.
@@ -79,18 +91,21 @@ CREATE TABLE pgshard.incoming (
 );
 
 -- What a router needs to know of one shard on this host, in one round trip; nulls where there is no
--- row. Times are intervals, so that the two clocks need not agree.
+-- row. Times are intervals, so that the two clocks need not agree. An unsharded host answers for
+-- all shards of the cluster from pgshard.whole.
 --
 -- Locks: none.
 CREATE FUNCTION pgshard.look(p_shard integer, OUT state text, OUT epoch integer, OUT peer text,
     OUT deadline_in_ms double precision, OUT last_fence_ago_ms double precision,
     OUT open_token uuid, OUT incoming_epoch integer)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT s.state, s.epoch, s.peer,
+    SELECT coalesce(s.state, w.state), coalesce(s.epoch, w.epoch), s.peer,
            extract(epoch FROM s.fence_deadline - clock_timestamp())::double precision * 1000,
            extract(epoch FROM clock_timestamp() - s.last_fence_at)::double precision * 1000,
            s.open_token, i.epoch
     FROM (VALUES (p_shard)) AS asked(shard_id)
     LEFT JOIN pgshard.shard s USING (shard_id)
     LEFT JOIN pgshard.incoming i USING (shard_id)
+    LEFT JOIN pgshard.whole w ON s.shard_id IS NULL AND p_shard >= 0
+        AND p_shard < (SELECT c.shards FROM pgshard.cluster c)
 $$;

@@ -10,7 +10,7 @@
 
 -- Default privileges may have granted these.
 REVOKE ALL ON SCHEMA pgshard FROM PUBLIC;
-REVOKE ALL ON TABLE pgshard.cluster, pgshard.shard, pgshard.identity FROM PUBLIC;
+REVOKE ALL ON TABLE pgshard.cluster, pgshard.shard, pgshard.whole, pgshard.identity FROM PUBLIC;
 
 -- What the roles of routers are granted.
 REVOKE ALL ON FUNCTION pgshard.look(integer), pgshard.expire_fence(integer),

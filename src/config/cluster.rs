@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use crate::id::{Epoch, EpochError};
+use crate::id::{Epoch, EpochError, SEQ_BITS, SHARD_BITS};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
@@ -24,26 +24,32 @@ pub struct Cluster {
     /// The folder of the application's shard migrations, if it has any: absolute, or from the
     /// working directory. It need not be there for what runs no migrations.
     pub migrations: Option<PathBuf>,
+    /// IDs below this were made before there were shards, and name none. Default 0: there are no
+    /// such IDs.
+    pub legacy_below: i64,
 }
 
 /// What could be read of it.
 pub(super) struct PartialCluster {
     pub(super) shards: Option<ShardCount>,
     epoch: Option<Epoch>,
-    prefix: Option<SchemaPrefix>,
+    pub(super) prefix: Option<SchemaPrefix>,
     key: Option<KeyKind>,
     migrations: Option<PathBuf>,
+    legacy_below: Option<i64>,
 }
 
 impl PartialCluster {
     pub(super) fn complete(self) -> Option<Cluster> {
         let (shards, epoch, prefix, key) = (self.shards?, self.epoch?, self.prefix?, self.key?);
+        let legacy_below = self.legacy_below?;
         Some(Cluster {
             shards,
             epoch,
             prefix,
             key,
             migrations: self.migrations,
+            legacy_below,
         })
     }
 }
@@ -55,7 +61,14 @@ pub(super) fn read(
     findings: &mut Findings<'_>,
 ) -> PartialCluster {
     section.only(
-        &["shards", "epoch", "schema_prefix", "key", "migrations"],
+        &[
+            "shards",
+            "epoch",
+            "schema_prefix",
+            "key",
+            "migrations",
+            "legacy_below",
+        ],
         findings,
     );
     let remedy =
@@ -94,12 +107,48 @@ pub(super) fn read(
     let migrations = section
         .get("migrations")
         .and_then(|entry| Some(folder.join(entry.string(findings)?)));
+    let legacy_below = match section.get("legacy_below") {
+        None => Some(0),
+        Some(entry) => read_legacy_below(&entry, epoch, now, findings),
+    };
     PartialCluster {
         shards,
         epoch,
         prefix,
         key,
         migrations,
+        legacy_below,
+    }
+}
+
+/// The first ID that shards may have made. It must be behind all earlier ones, and before those
+/// that shards make now.
+fn read_legacy_below(
+    entry: &Entry<'_>,
+    epoch: Option<Epoch>,
+    now: Timestamp,
+    findings: &mut Findings<'_>,
+) -> Option<i64> {
+    let number = entry.integer(findings)?;
+    let mut refuse = |message: String, hint: &str| {
+        findings.add(&entry.at(), message, Some(hint.to_owned()));
+        None
+    };
+    if number < 1 {
+        return refuse(
+            format!("legacy_below must be 1 or more, not {number}"),
+            "write the largest ID that was made before the shards, plus one; without such IDs \
+                leave it out",
+        );
+    }
+    let ms = epoch.and_then(|epoch| epoch.ms(now).ok());
+    let first = ms.map(|ms| ms << (SHARD_BITS + SEQ_BITS));
+    match first {
+        Some(first) if first < number.cast_unsigned() => refuse(
+            format!("legacy_below is {number}, and the IDs that shards make now begin at {first}"),
+            "IDs of the shards must be above all others: take an earlier epoch",
+        ),
+        _ => Some(number),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{io, thread};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-use super::{Config, ConfigError, HostConfig, RouterConfig};
+use super::{Config, ConfigError, HostConfig, RouterConfig, SplitMap};
 use crate::map::ShardMap;
 use crate::router::{HostOptions, HostSource, Options, Router};
 use crate::store::replace::Stamp;
@@ -24,6 +24,9 @@ pub enum ConnectError {
     /// The map cannot be read where the config keeps it.
     #[error("cannot follow the map")]
     Map(#[source] StoreError),
+    /// The map gives the unsharded host some of the shards.
+    #[error(transparent)]
+    Split(#[from] SplitMap),
     /// The system has no thread for it.
     #[error("cannot start the thread that follows the map")]
     Thread(#[source] io::Error),
@@ -76,7 +79,9 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
         let error = io::Error::other("it ended before it had read the map");
         return Err(ConnectError::Thread(error));
     };
-    let router = Router::new(config.router_options(map.map_err(ConnectError::Map)?));
+    let map = map.map_err(ConnectError::Map)?;
+    config.check_map(&map)?;
+    let router = Router::new(config.router_options(map));
     // Fails only where the thread has ended.
     let _ = router_there.send(router.clone());
     Ok(router)
@@ -122,6 +127,7 @@ impl Config {
         let mut options = Options::new(hosts.collect(), map);
         options.prefix = self.cluster.prefix.clone();
         options.key = self.cluster.key;
+        options.legacy_below = self.cluster.legacy_below;
         options.max_connections = self.router.max_connections;
         options.statement_timeout = self.router.statement_timeout;
         options.recycle = self.router.recycle;
@@ -181,6 +187,8 @@ impl HostConfig {
         HostOptions {
             prepare,
             replicas,
+            layout: self.layout.clone(),
+            unrouted: self.unrouted,
             ..HostOptions::new(self.name.clone(), connect.clone(), self.pool_size)
         }
     }

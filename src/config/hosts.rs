@@ -8,7 +8,8 @@ use super::rebalance::{HOST_KEYS, read_limits};
 use super::router::read_prepare;
 use crate::map::{HostLimits, HostName};
 use crate::pg::{ConnectOptions, OptionsError, Password, PasswordCommand};
-use crate::router::PrepareMode;
+use crate::router::{PrepareMode, Unrouted};
+use crate::shard::{Layout, SchemaPrefix, WholeSchema};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
@@ -32,6 +33,10 @@ pub struct HostConfig {
     pub replicas: Vec<ConnectOptions>,
     /// What `rebalance` gives it.
     pub limits: HostLimits,
+    /// How it keeps its shards. At most one host of a cluster is unsharded.
+    pub layout: Layout,
+    /// What becomes of statements there that name no key, if it is unsharded.
+    pub unrouted: Unrouted,
 }
 
 impl HostConfig {
@@ -53,12 +58,17 @@ struct PartialHost<'t> {
     prepare: Option<PrepareMode>,
     replicas: Vec<ConnectOptions>,
     limits: HostLimits,
+    layout: Option<Layout>,
+    /// Where the text has that it is unsharded.
+    unsharded_at: Option<Range<usize>>,
+    unrouted: Option<Unrouted>,
 }
 
 /// Reads all hosts. Returns those that are complete.
 pub(super) fn read(
     section: &Section<'_>,
     folder: &Path,
+    prefix: Option<&SchemaPrefix>,
     findings: &mut Findings<'_>,
 ) -> BTreeMap<HostName, HostConfig> {
     let mut hosts = Vec::new();
@@ -68,7 +78,7 @@ pub(super) fn read(
         }
         let host = entry
             .section(findings)
-            .map(|host| read_host(entry.name(), &host, folder, findings));
+            .map(|host| read_host(entry.name(), &host, (folder, prefix), findings));
         hosts.extend(host);
     }
     if section.entries().next().is_none() {
@@ -76,6 +86,7 @@ pub(super) fn read(
         findings.add(section.at(), "there are no hosts", Some(hint));
     }
     report_same_databases(&hosts, findings);
+    report_second_unsharded(&hosts, findings);
     let complete = hosts.into_iter().filter_map(|host| {
         let name = HostName::new(host.name).ok()?;
         let config = HostConfig {
@@ -86,6 +97,8 @@ pub(super) fn read(
             prepare: host.prepare,
             replicas: host.replicas,
             limits: host.limits,
+            layout: host.layout?,
+            unrouted: host.unrouted?,
         };
         Some((name, config))
     });
@@ -122,10 +135,28 @@ fn report_same_databases(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>)
     }
 }
 
+/// One finding for each unsharded host but the first.
+fn report_second_unsharded(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>) {
+    let mut unsharded = hosts
+        .iter()
+        .filter_map(|host| Some((host.name, host.unsharded_at.clone()?)));
+    let Some((first, first_at)) = unsharded.next() else {
+        return;
+    };
+    for (name, at) in unsharded {
+        let place = findings.place_text(first_at.start);
+        let message = format!("{name:?} is unsharded, and so is {first:?} (at {place})");
+        let hint = "a cluster has one database from before the shards: leave layout out of the \
+            others"
+            .to_owned();
+        findings.add(&at, message, Some(hint));
+    }
+}
+
 fn read_host<'t>(
     name: &'t str,
     section: &Section<'_>,
-    folder: &Path,
+    (folder, prefix): (&Path, Option<&SchemaPrefix>),
     findings: &mut Findings<'_>,
 ) -> PartialHost<'t> {
     let own = [
@@ -138,6 +169,9 @@ fn read_host<'t>(
         "prepare",
         "reads",
         "replica_url",
+        "layout",
+        "schema",
+        "unrouted",
     ];
     section.only(&[own.as_slice(), &HOST_KEYS].concat(), findings);
     let remedy = "add url = \"postgres://user@address:5432/database\"";
@@ -186,6 +220,12 @@ fn read_host<'t>(
         }),
     };
     let limits = read_limits(section, findings);
+    let unsharded_at = section
+        .get("layout")
+        .filter(|entry| entry.as_str() == Some("unsharded"))
+        .map(|entry| entry.at());
+    let layout = read_layout(section, prefix, findings);
+    let unrouted = read_unrouted(section, unsharded_at.is_some(), findings);
     PartialHost {
         name,
         connect,
@@ -194,6 +234,78 @@ fn read_host<'t>(
         prepare,
         replicas,
         limits,
+        layout,
+        unsharded_at,
+        unrouted,
+    }
+}
+
+/// How the host keeps its shards, by `layout` and `schema`.
+fn read_layout(
+    section: &Section<'_>,
+    prefix: Option<&SchemaPrefix>,
+    findings: &mut Findings<'_>,
+) -> Option<Layout> {
+    let kind = match section.get("layout") {
+        None => "sharded",
+        Some(entry) => match entry.string(findings)? {
+            kind @ ("sharded" | "unsharded") => kind,
+            other => {
+                let hint = similar(other, ["sharded", "unsharded"]).unwrap_or_else(|| {
+                    "\"unsharded\" serves all shards from one schema of ordinary tables".to_owned()
+                });
+                let message = "layout is \"sharded\" or \"unsharded\"";
+                findings.add(&entry.at(), message, Some(hint));
+                return None;
+            }
+        },
+    };
+    if kind == "sharded" {
+        if let Some(entry) = section.get("schema") {
+            let hint = "leave it out; of a database from before the shards: layout = \"unsharded\"";
+            let message = "schema is for an unsharded host: each shard has a schema of its own";
+            findings.add(&entry.key_at(), message, Some(hint.to_owned()));
+        }
+        return Some(Layout::Sharded);
+    }
+    let remedy = "add schema = \"app\", the schema with the application's tables";
+    let entry = section.need("schema", remedy, findings)?;
+    let fallback = SchemaPrefix::default();
+    match WholeSchema::new(entry.string(findings)?, prefix.unwrap_or(&fallback)) {
+        Ok(schema) => Some(Layout::Unsharded(schema)),
+        Err(error) => {
+            let hint = "name the schema that has the application's tables, and nothing else";
+            findings.add(&entry.at(), error.to_string(), Some(hint.to_owned()));
+            None
+        }
+    }
+}
+
+/// What becomes of statements without a key, by `unrouted`.
+fn read_unrouted(
+    section: &Section<'_>,
+    is_unsharded: bool,
+    findings: &mut Findings<'_>,
+) -> Option<Unrouted> {
+    let Some(entry) = section.get("unrouted") else {
+        return Some(Unrouted::Refuse);
+    };
+    if !is_unsharded {
+        let hint = "leave it out: on shards, statements without a key are always refused";
+        let message = "unrouted is for an unsharded host";
+        findings.add(&entry.key_at(), message, Some(hint.to_owned()));
+        return None;
+    }
+    match entry.string(findings)? {
+        "refuse" => Some(Unrouted::Refuse),
+        "log" => Some(Unrouted::Log),
+        other => {
+            let hint = similar(other, ["refuse", "log"]).unwrap_or_else(|| {
+                "\"log\" runs them and counts them by their place in the code".to_owned()
+            });
+            findings.add(&entry.at(), "unrouted is \"refuse\" or \"log\"", Some(hint));
+            None
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! `[map]`: where the map is kept, and the map itself where that is the file.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use futures_util::future::BoxFuture;
 
+use super::HostConfig;
 use super::hosts;
-use crate::map::{MapVersion, ShardMap};
+use crate::map::{HostName, MapVersion, ShardMap, parse_ranges};
 use crate::shard::ShardCount;
 use crate::store::map_text::read_map;
 use crate::store::section::Section;
@@ -98,6 +100,41 @@ pub(super) fn read(
     let map = read_map(section, shards, hosts, findings)?;
     let store = FileStore::new(path, map.shards());
     Some((Some(map), ConfigStore::File(store)))
+}
+
+/// A finding where the text gives an unsharded host some of the shards, and not all.
+pub(super) fn all_or_none(
+    section: &Section<'_>,
+    shards: Option<ShardCount>,
+    hosts: &BTreeMap<HostName, HostConfig>,
+    findings: &mut Findings<'_>,
+) {
+    let unsharded = hosts.values().find(|host| host.layout.whole().is_some());
+    let (Some(host), Some(shards)) = (unsharded, shards) else {
+        return;
+    };
+    let placement = section.get("placement");
+    let placement = placement.and_then(|placement| Some(Section::root(placement.as_table()?)));
+    let Some(entry) = placement.and_then(|placement| placement.get(host.name.as_str())) else {
+        return;
+    };
+    // What is wrong with the list itself is reported where the map is read.
+    let items = entry
+        .as_str()
+        .and_then(|text| parse_ranges(text, shards).ok());
+    let here: usize = items
+        .iter()
+        .flatten()
+        .map(|item| item.shards().count())
+        .sum();
+    if here > 0 && here < usize::from(shards.get()) {
+        let message = format!(
+            "{} is unsharded and gets {here} of {shards} shards: it serves all of them or none",
+            host.name
+        );
+        let hint = format!("write {} = \"0-{}\"", host.name, shards.get() - 1);
+        findings.add(&entry.at(), message, Some(hint));
+    }
 }
 
 fn read_postgres(

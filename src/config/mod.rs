@@ -36,6 +36,7 @@ pub use router::RouterConfig;
 pub use tables::TableConfig;
 
 use crate::map::{HostName, ShardMap};
+use crate::shard::WholeSchema;
 use crate::store::Findings;
 use crate::store::map_text::{MAP_REMEDY, parse_toml};
 use crate::store::section::Section;
@@ -90,6 +91,20 @@ pub enum ConfigError {
         /// All mistakes, at least one, in the order of the text.
         diagnostics: Vec<Diagnostic>,
     },
+}
+
+/// A map gives an unsharded host some of the shards.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the map gives {host} {here} of {all} shards: it is unsharded, and serves all of them or none"
+)]
+pub struct SplitMap {
+    /// The host.
+    pub host: HostName,
+    /// How many it is given.
+    pub here: usize,
+    /// N.
+    pub all: usize,
 }
 
 impl Config {
@@ -167,6 +182,34 @@ impl Config {
         }
     }
 
+    /// The host that keeps all shards in one schema of ordinary tables, if there is one, and that
+    /// schema.
+    pub fn unsharded(&self) -> Option<(&HostConfig, &WholeSchema)> {
+        self.hosts
+            .values()
+            .find_map(|host| Some((host, host.layout.whole()?)))
+    }
+
+    /// Checks that a map gives the unsharded host all shards or none.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    pub fn check_map(&self, map: &ShardMap) -> Result<(), SplitMap> {
+        let Some((host, _)) = self.unsharded() else {
+            return Ok(());
+        };
+        let here = map.iter().filter(|(_, on, _)| **on == host.name).count();
+        let all = usize::from(map.shards().get());
+        match here == 0 || here == all {
+            true => Ok(()),
+            false => Err(SplitMap {
+                host: host.name.clone(),
+                here,
+                all,
+            }),
+        }
+    }
+
     /// The store that keeps this cluster's map.
     pub fn map_store(&self) -> ConfigStore {
         self.store.clone()
@@ -204,12 +247,16 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
         .need("hosts", remedy, findings)
         .and_then(|hosts| hosts.section(findings));
     let names: Option<Vec<&str>> = section.as_ref().map(|hosts| hosts.names().collect());
-    let hosts = section.map(|hosts| hosts::read(&hosts, map::folder_of(path), findings));
+    let prefix = cluster.as_ref().and_then(|cluster| cluster.prefix.as_ref());
+    let hosts = section.map(|hosts| hosts::read(&hosts, map::folder_of(path), prefix, findings));
 
     let map = root
         .need("map", MAP_REMEDY, findings)
         .and_then(|map| map.section(findings));
     let shards = cluster.as_ref().and_then(|cluster| cluster.shards);
+    if let (Some(map), Some(hosts)) = (&map, &hosts) {
+        map::all_or_none(map, shards, hosts, findings);
+    }
     let map = map.and_then(|map| map::read(&map, path, shards, names.as_deref(), findings));
 
     let rebalance = root

@@ -9,6 +9,7 @@ use super::*;
 use crate::ShardCount;
 use crate::id::Epoch;
 use crate::pg::RootCert;
+use crate::router::Unrouted;
 use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::testing::any_map;
 
@@ -433,6 +434,80 @@ fn assert_places(text: &str, found: &[Diagnostic]) {
     assert!(found.is_sorted_by_key(|one| (one.line, one.column)));
 }
 
+#[test]
+fn an_unsharded_host_is_read_and_its_mistakes_are_named() {
+    let of_db1 = "url = \"postgres://app@10.0.0.1:5432/app\"";
+    let unsharded = format!("{of_db1}\nlayout = \"unsharded\"\nschema = \"app\"");
+    let all = GOOD
+        .replace("db1 = \"0-127\"\ndb2 = \"128-255\"", "db1 = \"0-255\"")
+        .replace("shards = 256", "shards = 256\nlegacy_below = 1000")
+        .replace(of_db1, &format!("{unsharded}\nunrouted = \"log\""));
+    let config = parse(&all).unwrap();
+    let (host, schema) = config.unsharded().unwrap();
+    assert_eq!((host.name.as_str(), schema.as_str()), ("db1", "app"));
+    assert_eq!(host.unrouted, Unrouted::Log);
+    assert_eq!(config.cluster.legacy_below, 1000);
+    let options = config.router_options(config.map.clone().unwrap().into());
+    assert_eq!(options.legacy_below, 1000);
+    assert_eq!(options.hosts[0].layout.whole(), Some(schema));
+    let other = parse(GOOD).unwrap().map.unwrap();
+    let split = config.check_map(&other).unwrap_err().to_string();
+    assert!(split.contains("gives db1 128 of 256 shards"), "{split}");
+
+    let second = "url = \"host=10.0.0.2 dbname=app user=app\"";
+    let cases = [
+        (all.replace("0-255", "0-100"), "gets 101 of 256 shards"),
+        (
+            all.replace("schema = \"app\"\n", ""),
+            "[hosts.db1] has no schema",
+        ),
+        (
+            all.replace("\"app\"\nunr", "\"pg_app\"\nunr"),
+            "PostgreSQL's or pgshard's",
+        ),
+        (
+            all.replace("\"app\"\nunr", "\"pgshard_map\"\nunr"),
+            "PostgreSQL's or pgshard's",
+        ),
+        (
+            all.replace("\"app\"\nunr", "\"shard_0007\"\nunr"),
+            "named as a shard's",
+        ),
+        (
+            all.replace("\"unsharded\"", "\"unshard\""),
+            "layout is \"sharded\" or",
+        ),
+        (
+            all.replace("\"log\"", "\"warn\""),
+            "unrouted is \"refuse\" or \"log\"",
+        ),
+        (
+            all.replace("layout = \"unsharded\"\n", ""),
+            "schema is for an unsharded host",
+        ),
+        (
+            all.replace(
+                second,
+                &format!("{second}\nlayout = \"unsharded\"\nschema = \"b\""),
+            ),
+            "\"db2\" is unsharded, and so is \"db1\"",
+        ),
+        (
+            all.replace("= 1000\n", "= 0\n"),
+            "legacy_below must be 1 or more",
+        ),
+        (
+            all.replace("= 1000\n", "= 9223372036854775807\n"),
+            "take an earlier epoch",
+        ),
+    ];
+    for (text, expected) in cases {
+        let said = said(&text);
+        assert!(said.contains(expected), "{expected}: {said}");
+        assert!(said.starts_with("pgshard.toml:"), "{said}");
+    }
+}
+
 proptest! {
     #[test]
     fn print_undoes_parse(settings in any_settings()) {
@@ -445,6 +520,7 @@ proptest! {
             prefix: settings.prefix,
             key: settings.key,
             migrations: settings.migrations,
+            legacy_below: 0,
         });
         prop_assert_eq!(config.hosts.len(), settings.hosts.len());
         for host in settings.hosts {

@@ -27,7 +27,7 @@ use super::job::{Answer, Pace, Servers};
 use super::params::Source;
 use super::results::Results;
 use crate::map::HostName;
-use crate::router::{Bound, Error, Outcome, PoolPhase, Router, Sql};
+use crate::router::{Bound, Error, Outcome, PoolPhase, Reach, Router, Sql};
 use crate::shard::ShardId;
 
 /// Statements to run, one a shard.
@@ -35,6 +35,7 @@ pub(super) struct Batch<'a> {
     pub(super) router: Router,
     pub(super) sql: Sql,
     pub(super) shards: Arc<[ShardId]>,
+    pub(super) reach: Reach,
     pub(super) params: Source<'a>,
     pub(super) pace: Pace,
     pub(super) servers: Servers,
@@ -128,6 +129,7 @@ impl<'a> Batch<'a> {
             router: self.router.clone(),
             sql: self.sql.clone(),
             shards: self.shards.clone(),
+            reach: self.reach,
             pace: self.pace,
             make: match &self.params {
                 Source::Owned(make) => Some(make.clone()),
@@ -138,13 +140,13 @@ impl<'a> Batch<'a> {
 
     /// Runs one job in the way that handles moves, with the caller's own parameters.
     fn alone(&self, at: usize, params: &'a [&'a (dyn ToSql + Sync)]) -> BoxFuture<'a, Answer> {
-        let (router, sql, shard, servers) = (
+        let (router, sql, job, servers) = (
             self.router.clone(),
             self.sql.clone(),
-            self.shards[at],
+            (self.shards[at], self.reach),
             self.servers,
         );
-        Box::pin(async move { (at, servers.run_alone(&router, shard, &sql, params).await) })
+        Box::pin(async move { (at, servers.run_alone(&router, job, &sql, params).await) })
     }
 }
 

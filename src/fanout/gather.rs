@@ -1,5 +1,6 @@
 //! One statement on many shards.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::rows::RowStreams;
 use super::values::Values;
-use crate::router::{Error, Router, SqlText};
+use crate::router::{Error, Reach, Router, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
@@ -47,6 +48,10 @@ impl Router {
 }
 
 /// Shards to run the same statement on.
+///
+/// An unsharded host has the rows of all shards in one schema. There a statement for all shards is
+/// run once, and its one result stands for all of them, in the name of the first. One for a part of
+/// them is refused ([`Error::Unsharded`]): name the keys ([`Router::by_keys`]).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Shards {
@@ -158,7 +163,8 @@ impl Shards {
     /// [`Shards::merge_raw`] merges the rows by an order.
     pub fn query_raw<'s>(&self, sql: impl Into<SqlText<'s>>, params: Values) -> RowStreams {
         let sql = sql.into().to_sql();
-        RowStreams::new(&self.router, &self.shards, sql, params, self.servers)
+        let (shards, reach) = self.jobs();
+        RowStreams::new(&self.router, (&shards, reach), sql, params, self.servers)
     }
 
     /// Runs a statement on each shard and returns the rows as a stream, merged in the order that
@@ -207,13 +213,14 @@ impl Shards {
         order: impl Fn(&Row) -> Result<O, tokio_postgres::Error> + Send + 'static,
     ) -> Result<MergedRows, Error> {
         let params = Arc::new(params);
+        let (shards, reach) = self.jobs();
         let wanted = MergeRequest {
-            shards: self.shards.clone(),
-            params: self
-                .shards
+            params: shards
                 .iter()
                 .map(|_| Box::new(params.clone()) as _)
                 .collect(),
+            shards,
+            reach,
             servers: self.servers,
         };
         let limit = self.pace.deadline;
@@ -221,15 +228,29 @@ impl Shards {
     }
 
     fn gather<'a>(&self, sql: SqlText<'_>, params: Source<'a>) -> Gather<'a> {
+        let (shards, reach) = self.jobs();
         let batch = Batch {
             router: self.router.clone(),
             sql: sql.to_sql(),
-            shards: self.shards.as_slice().into(),
+            shards: shards.as_slice().into(),
+            reach,
             params,
             pace: self.pace,
             servers: self.servers,
         };
-        Gather::new(batch.run(), self.shards.clone())
+        Gather::new(batch.run(), shards)
+    }
+
+    /// The shards that a statement is run for, and for which rows: on an unsharded host once, in
+    /// the name of the first, if it is for all shards. Each shard of a part of them is refused
+    /// there.
+    fn jobs(&self) -> (Vec<ShardId>, Reach) {
+        let all = usize::from(self.router.shards_total().get());
+        if self.shards.len() == all && self.router.is_unsharded() {
+            (self.shards.iter().take(1).copied().collect(), Reach::Host)
+        } else {
+            (self.shards.clone(), Reach::Shard)
+        }
     }
 }
 
@@ -245,11 +266,23 @@ pub struct Gather<'a> {
     answers: Answers<'a>,
     /// The shard of each job.
     shards: Vec<ShardId>,
+    /// What is refused without a job. These results come first.
+    refused: VecDeque<(ShardId, Error)>,
 }
 
 impl<'a> Gather<'a> {
     pub(super) fn new(answers: Answers<'a>, shards: Vec<ShardId>) -> Gather<'a> {
-        Gather { answers, shards }
+        Gather {
+            answers,
+            shards,
+            refused: VecDeque::new(),
+        }
+    }
+
+    /// The same, with results for what is refused.
+    pub(super) fn with_refused(mut self, refused: VecDeque<(ShardId, Error)>) -> Gather<'a> {
+        self.refused = refused;
+        self
     }
 
     /// The next result; `None` after the last.
@@ -265,6 +298,9 @@ impl Stream for Gather<'_> {
     type Item = (ShardId, Result<Vec<Row>, Error>);
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some((shard, error)) = self.refused.pop_front() {
+            return Poll::Ready(Some((shard, Err(error))));
+        }
         let answer = Pin::new(&mut self.answers).poll_next(context);
         answer.map(|answer| answer.map(|(at, result)| (self.shards[at], result)))
     }
@@ -278,13 +314,14 @@ impl<'a> IntoFuture for Gather<'a> {
     fn into_future(mut self) -> Self::IntoFuture {
         Box::pin(async move {
             let (mut all, mut failed) = (Vec::new(), Failures::new(&self.answers));
+            let shards = self.shards.len() + self.refused.len();
             while let Some((shard, result)) = self.next().await {
                 match result {
                     Ok(rows) => all.extend(rows.into_iter().map(|row| (shard, row))),
                     Err(error) => failed.add(shard, vec![shard], error),
                 }
             }
-            failed.or(all, self.shards.len())
+            failed.or(all, shards)
         })
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::job::Pace;
 use super::params::{Make, Params};
 use super::results::Results;
-use crate::router::{PipelinedConnection, Router, Sql};
+use crate::router::{PipelinedConnection, Reach, Router, Sql};
 use crate::shard::ShardId;
 
 /// What all statements of a batch have in common.
@@ -18,6 +18,7 @@ pub(super) struct Common {
     pub(super) router: Router,
     pub(super) sql: Sql,
     pub(super) shards: Arc<[ShardId]>,
+    pub(super) reach: Reach,
     pub(super) pace: Pace,
     /// `None`: the caller has the parameters, and binds them once their types are known.
     pub(super) make: Option<Make>,
@@ -28,6 +29,7 @@ pub(super) struct HostJobs {
     pub(super) sql: Sql,
     pub(super) only_reads: bool,
     pub(super) shards: Arc<[ShardId]>,
+    pub(super) reach: Reach,
     pub(super) pace: Pace,
     pub(super) results: Arc<Results>,
     /// `None`: the caller has the parameters, and binds them once their types are known.
@@ -51,6 +53,7 @@ impl HostJobs {
             router: common.router,
             sql: common.sql,
             shards: common.shards,
+            reach: common.reach,
             pace: common.pace,
             results,
             make: common.make,

@@ -240,7 +240,12 @@ impl HostTask {
             self.jobs.results.sent(at);
             let result = self
                 .servers
-                .run_alone(&self.jobs.router, shard, &self.jobs.sql, &params.params())
+                .run_alone(
+                    &self.jobs.router,
+                    (shard, self.jobs.reach),
+                    &self.jobs.sql,
+                    &params.params(),
+                )
                 .await;
             if let Err(Error::PoolTimeout {
                 host,

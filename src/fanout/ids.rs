@@ -14,7 +14,7 @@ use super::job::{Pace, Servers};
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::id::Id;
-use crate::router::{Error, Router, Sql, SqlText};
+use crate::router::{Error, Reach, Router, Sql, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
@@ -24,20 +24,28 @@ impl Router {
     /// - An ID that is given twice is read once.
     /// - An ID that no row has gives no row.
     /// - An ID that names a shard the cluster does not have fails with [`Error::NoSuchId`], as its
-    ///   own shard's failure; the others are not held up.
+    ///   own shard's failure; the others are not held up. So does one that was made before there
+    ///   were shards, with [`Error::LegacyId`].
     pub fn by_ids(&self, ids: &[i64]) -> ByIds {
         let mut order = HashMap::with_capacity(ids.len());
         let mut wanted: BTreeMap<ShardId, Vec<i64>> = BTreeMap::new();
+        let mut legacy: BTreeMap<ShardId, Vec<i64>> = BTreeMap::new();
         for id in ids {
             let place = order.len();
             order.entry(*id).or_insert_with(|| {
-                wanted.entry(Id::decode(*id).shard()).or_default().push(*id);
+                let of_kind = match self.legacy(*id) {
+                    None => &mut wanted,
+                    Some(_) => &mut legacy,
+                };
+                let shard = Id::decode(*id).shard();
+                of_kind.entry(shard).or_default().push(*id);
                 place
             });
         }
         ByIds {
             router: self.clone(),
             wanted: wanted.into_iter().collect(),
+            legacy,
             order,
             pace: ByIds::PACE,
             servers: Servers::Primaries,
@@ -51,6 +59,8 @@ impl Router {
 pub struct ByIds {
     router: Router,
     wanted: Arc<[(ShardId, Vec<i64>)]>,
+    /// The IDs that were made before there were shards, by what would be their shard.
+    legacy: BTreeMap<ShardId, Vec<i64>>,
     /// The place of each ID in the list, each counted once.
     order: HashMap<i64, usize>,
     pace: Pace,
@@ -122,7 +132,7 @@ impl ByIds {
             Ok(())
         });
         let failed = failed.await;
-        failed.or(all, self.wanted.len())
+        failed.or(all, self.wanted.len() + self.legacy.len())
     }
 
     /// As [`ByIds::query`], the rows in the order of the given IDs. The first column of each row
@@ -152,13 +162,22 @@ impl ByIds {
         let failed = failed.await;
         placed.sort_by_key(|(place, _)| *place);
         let done = placed.into_iter().map(|(_, row)| row).collect();
-        failed.or(done, self.wanted.len())
+        failed.or(done, self.wanted.len() + self.legacy.len())
     }
 
     /// As [`ByIds::query`], each shard's rows or failure as it comes.
     pub fn each<'s>(self, sql: impl Into<SqlText<'s>>) -> Gather<'static> {
         let shards = self.wanted.iter().map(|(shard, _)| *shard).collect();
-        Gather::new(self.answers(sql.into()), shards)
+        let refused = self.refused().map(|(shard, _, error)| (shard, error));
+        Gather::new(self.answers(sql.into()), shards).with_refused(refused.collect())
+    }
+
+    /// The IDs that were made before there were shards, by what would be their shard.
+    fn refused(&self) -> impl Iterator<Item = (ShardId, &Vec<i64>, Error)> {
+        self.legacy.iter().filter_map(|(shard, ids)| {
+            let error = self.router.legacy(*ids.first()?)?;
+            Some((*shard, ids, error))
+        })
     }
 
     fn answers(&self, sql: SqlText<'_>) -> Answers<'static> {
@@ -167,6 +186,7 @@ impl ByIds {
             router: self.router.clone(),
             sql: sql.to_sql(),
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
+            reach: Reach::Keys,
             params: Source::Owned(Arc::new(move |at| Box::new(wanted[at].1.clone()))),
             pace: self.pace,
             servers: self.servers,
@@ -182,6 +202,9 @@ impl ByIds {
     ) -> Failures<i64> {
         let mut answers = self.answers(sql);
         let mut failed = Failures::new(&answers);
+        for (shard, ids, error) in self.refused() {
+            failed.add(shard, ids.clone(), error);
+        }
         while let Some((at, result)) = answers.next().await {
             let (shard, ids) = &self.wanted[at];
             if let Err(error) = result.and_then(|rows| take(*shard, rows)) {

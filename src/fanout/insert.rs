@@ -14,7 +14,7 @@ use super::job::{Pace, Servers};
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use super::values::Values;
-use crate::router::{Error, Router, SqlText};
+use crate::router::{Error, Reach, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
 impl Router {
@@ -178,6 +178,7 @@ impl<T: Sync> InsertMany<'_, T> {
             router: self.router,
             sql: sql.into().to_sql(),
             shards: self.places.iter().map(|(shard, _)| *shard).collect(),
+            reach: Reach::Keys,
             params: Source::Owned(Arc::new(move |at| Box::new(OfShard(all.clone(), at)))),
             pace: self.pace,
             servers: Servers::Primaries,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use crate::router::{Error, Router, Sql};
+use crate::router::{Error, Reach, Router, Sql};
 use crate::shard::ShardId;
 
 /// How fast a batch goes, and how long.
@@ -36,11 +36,11 @@ impl Servers {
     pub(super) async fn run_alone(
         self,
         router: &Router,
-        shard: ShardId,
+        (shard, reach): (ShardId, Reach),
         sql: &Sql,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
-        let shard = router.shard(shard)?;
+        let shard = router.reaching(shard, reach)?;
         match self {
             Servers::Primaries => shard.query(sql, params).await,
             Servers::Standbys => shard.reads().query(sql, params).await,

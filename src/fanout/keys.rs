@@ -14,7 +14,7 @@ use super::merged::{MergeRequest, MergedRows};
 use super::params::Source;
 use super::partial::{Failures, Partial};
 use super::values::{KeyArray, Values, WithKeys};
-use crate::router::{Error, Router, SqlText};
+use crate::router::{Error, Reach, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
 impl Router {
@@ -192,6 +192,7 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
         let wanted = MergeRequest {
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
             params: params.collect(),
+            reach: Reach::Keys,
             servers: self.servers,
         };
         let limit = self.pace.deadline;
@@ -213,6 +214,7 @@ impl<K: Key<Owned = K> + Clone + Send + Sync + 'static> ByKeys<K> {
             router: self.router.clone(),
             sql: sql.to_sql(),
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
+            reach: Reach::Keys,
             params: Source::Owned(Arc::new(move |at| Box::new(params(at)))),
             pace: self.pace,
             servers: self.servers,

@@ -12,7 +12,7 @@ use tokio_postgres::{Error as PgError, Row};
 
 use super::job::Servers;
 use super::params::Params;
-use crate::router::{Cursors, Error, Router, SqlText};
+use crate::router::{Cursors, Error, Reach, Router, SqlText};
 use crate::shard::ShardId;
 
 /// The rows of [`Shards::merge_raw`](super::Shards::merge_raw) and
@@ -26,6 +26,7 @@ pub struct MergedRows(BoxStream<'static, Result<(ShardId, Row), Error>>);
 pub(super) struct MergeRequest {
     pub(super) shards: Vec<ShardId>,
     pub(super) params: Vec<Box<dyn Params>>,
+    pub(super) reach: Reach,
     pub(super) servers: Servers,
 }
 
@@ -41,6 +42,7 @@ impl MergedRows {
         let MergeRequest {
             shards,
             params,
+            reach,
             servers,
         } = wanted;
         let Some(first) = shards.first() else {
@@ -53,7 +55,7 @@ impl MergedRows {
                 instead: "leave out `reads()`",
             });
         }
-        let first = router.shard(*first)?;
+        let first = router.reaching(*first, reach)?;
         let first = limit.map_or(first, |limit| first.within(limit));
         let params: Vec<_> = params.iter().map(|params| params.params()).collect();
         let (cursors, rows) = first.open_cursors(&sql, &shards, &params).await?;

@@ -160,13 +160,14 @@ impl<'c> Pipeline<'c> {
             };
             if jobs.pace.depth > 1 && !connection.has(shard, &jobs.sql) {
                 lock(&wire).send(at, Sent::ToPrepare);
-                connection.prepare(shard, &jobs.sql).await;
+                connection.prepare(shard, jobs.reach, &jobs.sql).await;
                 lock(&wire).answered(at);
             }
             // Prepared statements are sent immediately.
             lock(&wire).send(at, Sent::ToRun);
             jobs.results.sent(at);
-            connection.query(shard, &jobs.sql, &params.params()).await
+            let job = (shard, jobs.reach);
+            connection.query(job, &jobs.sql, &params.params()).await
         });
         self.on_way.push((at, handle));
         self.running.push(Box::pin(

@@ -13,7 +13,7 @@ use tokio_postgres::Row;
 use super::job::Servers;
 use super::params::Params;
 use super::values::Values;
-use crate::router::{Error, Router, Sql};
+use crate::router::{Error, Reach, Router, Sql};
 use crate::shard::ShardId;
 
 /// The rows of [`Shards::query_raw`](super::Shards::query_raw), each with its shard: a [`Stream`]
@@ -25,7 +25,7 @@ impl RowStreams {
     /// One shard of each host at a time, so that the stream holds one connection of a host.
     pub(super) fn new(
         router: &Router,
-        shards: &[ShardId],
+        (shards, reach): (&[ShardId], Reach),
         sql: Sql,
         params: Values,
         servers: Servers,
@@ -41,7 +41,8 @@ impl RowStreams {
             let (router, sql, params) = (router.clone(), sql.clone(), params.clone());
             stream::iter(shards)
                 .then(move |shard| {
-                    of_shard(router.clone(), shard, sql.clone(), params.clone(), servers)
+                    let job = (shard, reach);
+                    of_shard(router.clone(), job, sql.clone(), params.clone(), servers)
                 })
                 .flatten()
                 .boxed()
@@ -52,13 +53,13 @@ impl RowStreams {
 
 async fn of_shard(
     router: Router,
-    shard: ShardId,
+    (shard, reach): (ShardId, Reach),
     sql: Arc<Sql>,
     params: Arc<Values>,
     servers: Servers,
 ) -> impl Stream<Item = (ShardId, Result<Row, Error>)> + Send {
     let opened = async {
-        let handle = router.shard(shard)?;
+        let handle = router.reaching(shard, reach)?;
         match servers {
             Servers::Primaries => handle.query_raw(&*sql, &params.params()).await,
             Servers::Standbys => handle.reads().query_raw(&*sql, &params.params()).await,

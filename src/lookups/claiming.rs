@@ -63,10 +63,7 @@ impl Router {
         let mut wanted = Vec::new();
         for (name, values) in values {
             let name = name.as_ref();
-            let definition = self.definition(name).ok_or_else(|| Error::Lookup {
-                lookup: name.to_owned(),
-                problem: LookupProblem::Undefined,
-            })?;
+            let definition = self.usable(name)?;
             wanted.push(ClaimRequest::new(definition, values.into())?);
         }
         let text = key_text(key.value());

@@ -20,17 +20,27 @@ impl Router {
     /// A look-up by its name.
     ///
     /// # Errors
-    /// [`Error::Lookup`] when the config has none of this name.
+    /// [`Error::Lookup`] when the config has none of this name, or the shards are on an unsharded
+    /// host.
     pub fn lookup(&self, name: &str) -> Result<Lookup<'_>, Error> {
-        match self.definition(name) {
-            Some(definition) => Ok(Lookup {
-                router: self,
-                definition,
-            }),
-            None => Err(Error::Lookup {
-                lookup: name.to_owned(),
-                problem: LookupProblem::Undefined,
-            }),
+        let definition = self.usable(name)?;
+        Ok(Lookup {
+            router: self,
+            definition,
+        })
+    }
+
+    /// The definition of a look-up that can be used where the shards are.
+    pub(super) fn usable(&self, name: &str) -> Result<&Definition, Error> {
+        let refused = |problem| Error::Lookup {
+            lookup: name.to_owned(),
+            problem,
+        };
+        let definition = self.definition(name);
+        let definition = definition.ok_or_else(|| refused(LookupProblem::Undefined))?;
+        match self.unsharded_host() {
+            None => Ok(definition),
+            Some(host) => Err(refused(LookupProblem::Unsharded { host })),
         }
     }
 }

@@ -86,6 +86,11 @@ impl Template {
         self.has(Place::Schema)
     }
 
+    /// Whether the SQL names the shard's number.
+    pub(crate) fn names_number(&self) -> bool {
+        self.has(Place::Number)
+    }
+
     fn has(&self, place: Place) -> bool {
         self.pieces.iter().any(|(_, its)| *its == place)
     }

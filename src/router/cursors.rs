@@ -22,11 +22,12 @@ use super::next::{ConnectionKind, Effect, FailedStatement, Link, TryHistory, aft
 use super::pool_slots::Use;
 use super::recover::{FinishedTry, Recovery};
 use super::routing::Place;
-use super::sql::{ShardStatement, Sql, SqlText};
+use super::sql::{Naming, ShardStatement, Sql, SqlText};
 use super::statement_error::StatementError;
 use super::statements::Prepare;
+use super::target::Target;
 use crate::map::HostName;
-use crate::shard::ShardId;
+use crate::shard::{Layout, ShardId};
 
 /// Each cursor sees what was committed when it was opened. A snapshot for all would not show the
 /// rows of a shard that came to the host after the first cursor.
@@ -50,6 +51,7 @@ pub(crate) struct Cursors {
 /// The connection of one host.
 struct OpenHost {
     name: HostName,
+    layout: Layout,
     /// `None` once the last cursor has ended.
     lease: Option<Lease>,
     /// How many cursors have not ended.
@@ -107,10 +109,17 @@ impl Shard<'_> {
                 instead: "use `query`",
             });
         }
+        self.target().takes(&sql)?;
         let statements = Statements::new(&sql, shards.len());
         let call = Call::new(self.target(), call_span!("pgshard.stream", shard));
         let opened = call
-            .limited(pin!(open(router, &statements, shards, params, &call)))
+            .limited(pin!(open(
+                self.target(),
+                &statements,
+                shards,
+                params,
+                &call
+            )))
             .await;
         call.ended(&opened, CallFailure::of);
         opened
@@ -118,18 +127,21 @@ impl Shard<'_> {
 }
 
 async fn open(
-    router: &Router,
+    target: Target<'_>,
     statements: &Statements,
     shards: &[ShardId],
     params: &ShardParams<'_>,
     call: &Call<'_>,
 ) -> Result<(Cursors, Vec<Vec<Row>>), Error> {
+    let router = target.router;
     let inner = router.inner();
     let mut recoveries: HashMap<ShardId, Recovery<'_>> = HashMap::new();
     let mut tried = TryHistory::nothing(0);
     loop {
         call.tries();
-        let places = shards.iter().map(|shard| inner.place(*shard));
+        let places = shards
+            .iter()
+            .map(|shard| inner.place_for(*shard, target.reach));
         let places: Vec<Place> = places.collect::<Result<_, _>>()?;
         let mut cursors = Cursors::connect(shards, &places, statements.rows).await?;
         let opened = cursors
@@ -197,6 +209,7 @@ impl Cursors {
             }
             hosts.push(OpenHost {
                 name: name.clone(),
+                layout: places[*first].host.options.layout.clone(),
                 lease: Some(lease),
                 open: members.len(),
             });
@@ -354,7 +367,8 @@ impl OpenHost {
         for at in members {
             let began = Instant::now();
             let failed = |error| Failed { at, began, error };
-            let rendered = |sql| ShardStatement::new(sql, router.prefix(), shards[at]);
+            let naming = Naming::new(&self.layout, router.prefix());
+            let rendered = |sql| ShardStatement::new(sql, naming, shards[at]);
             lease
                 .run::<u64>(rendered(&statements.declare), &params[at], prepare)
                 .await

@@ -19,12 +19,12 @@ use super::pool::{BorrowedConnection, ConnectionLimit, Pool, PoolOptions};
 use super::pool_error::PoolError;
 use super::pool_slots::{Lane, Use};
 use super::session::Statements;
-use super::sql::{ShardStatement, Sql};
+use super::sql::{Naming, ShardStatement, Sql};
 use super::statements::Prepare;
 use super::unnamed::LearnedTypes;
 use crate::map::HostName;
 use crate::pg::Lookout;
-use crate::shard::ShardId;
+use crate::shard::{SchemaPrefix, ShardId};
 
 /// The server of a host, or one of its standbys, which has the host's name.
 pub(super) struct Endpoint {
@@ -74,6 +74,8 @@ impl Endpoint {
         let opener = Opener {
             connect: connect(),
             key: options.key,
+            layout: host.layout.clone(),
+            legacy_below: options.legacy_below,
             shards: options.map.shards(),
             admitted: Arc::new(AtomicBool::new(false)),
             application_name: options.application_name.clone(),
@@ -160,6 +162,11 @@ impl Endpoint {
             },
             _ = self.circuit.opened() => None,
         }
+    }
+
+    /// How the shards' schemas are named there.
+    pub(super) fn naming<'a>(&'a self, prefix: &'a SchemaPrefix) -> Naming<'a> {
+        Naming::new(&self.options.layout, prefix)
     }
 
     /// The most connections of the pool.

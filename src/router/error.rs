@@ -11,7 +11,7 @@ use super::origin::{Origin, is_lost};
 use crate::map::{HostName, MapVersion};
 use crate::pg::cause::{chain, message};
 use crate::pg::{self, state};
-use crate::shard::{KeyKind, ShardCount, ShardId};
+use crate::shard::{KeyKind, ShardCount, ShardId, WholeSchema};
 
 /// Error returned by router calls. `Display` names the shard and the host, and includes the cause
 /// (PostgreSQL's message with its SQLSTATE); the cause is also the source.
@@ -40,6 +40,53 @@ pub enum Error {
         shard: ShardId,
         /// N.
         shards: ShardCount,
+    },
+    /// The ID was made before there were shards ([`Options::legacy_below`](super::Options)), and so
+    /// it names none.
+    #[error(
+        "the ID {id} was made before there were shards (they are all below {legacy_below}) and \
+            names none: name the key, `by_key`, and the ID in the statement"
+    )]
+    LegacyId {
+        /// The ID.
+        id: i64,
+        /// All such IDs are below it.
+        legacy_below: i64,
+    },
+    /// An unsharded host has all shards in one schema, where this cannot be done. Nothing was sent.
+    #[error("host {host} of shard {shard} is unsharded: {what}; {instead}")]
+    Unsharded {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// What cannot be done.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// The call was for all shards of an unsharded host at once, which serves them no longer. The
+    /// call may be made again: it is for each shard then.
+    #[error(
+        "shard {shard} is on host {host} by now, and the call was for all shards of an unsharded \
+            host at once: make it again"
+    )]
+    LayoutChanged {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+    },
+    /// A statement without a key ([`Router::unrouted`](super::Router::unrouted)), which shards do
+    /// not run. Nothing was sent.
+    #[error(
+        "at {place}, a statement names no key: name the key (`by_key`), the ID (`by_id`) or all \
+            shards (`all_shards`); before there are shards, unrouted = \"log\" below the \
+            unsharded host lets it run, and counts it"
+    )]
+    Unrouted {
+        /// The place in the program: file, line, column.
+        place: String,
     },
     /// The key is of another kind than the cluster's keys.
     #[error("the keys of this cluster are {cluster}, and this one is {given}: nothing was sent")]
@@ -452,6 +499,37 @@ pub enum HostDiffers {
         /// The router's.
         config: KeyKind,
     },
+    /// Another layout.
+    #[error("it recorded that it is {recorded}, the config says {config}")]
+    Layout {
+        /// What it recorded: `sharded`, `unsharded` or `nothing`.
+        recorded: &'static str,
+        /// The router's.
+        config: &'static str,
+    },
+    /// Another schema of all shards.
+    #[error(
+        "{}, the config says {:?}",
+        match recorded {
+            Some(recorded) => format!("it serves all shards from the schema {recorded:?}"),
+            None => "it serves no shards yet".to_owned(),
+        },
+        config.as_str()
+    )]
+    Schema {
+        /// The schema there, if it serves the shards.
+        recorded: Option<String>,
+        /// The router's.
+        config: WholeSchema,
+    },
+    /// Another limit of the IDs from before the shards.
+    #[error("it recorded that IDs below {recorded} name no shard, the config says {config}")]
+    LegacyBelow {
+        /// The limit there.
+        recorded: i64,
+        /// The router's.
+        config: i64,
+    },
     /// Another N.
     #[error("it recorded {recorded} shards, the config says {config}")]
     Shards {
@@ -562,6 +640,7 @@ impl Error {
             | Error::PoolTimeout { .. }
             | Error::TooManyWaiting { .. }
             | Error::Busy { .. }
+            | Error::LayoutChanged { .. }
             | Error::ShardUnavailable { .. } => true,
             Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => {
                 !may_have_run

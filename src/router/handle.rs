@@ -14,10 +14,11 @@ use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::lease::Lease;
 use super::next::{ConnectionKind, Effect, Link, StatementEnd, TryHistory, after_statement};
-use super::next_ids::{NEXT_IDS, reserved};
+use super::next_ids::{NEXT_IDS, has_ids, reserved};
 use super::pool_slots::{Lane, Use};
 use super::queries::{Misfit, query_methods};
 use super::raw::RawClient;
+use super::reach::Reach;
 use super::recover::{FinishedTry, Recovery};
 use super::running::Transaction;
 use super::sql::{ShardStatement, SqlText};
@@ -38,8 +39,10 @@ use crate::shard::{KeyKind, ShardId};
 pub struct Shard<'r>(Target<'r>);
 
 impl<'r> Shard<'r> {
-    pub(super) fn new(router: &'r Router, id: ShardId) -> Shard<'r> {
-        Shard::of_key(router, id, router.key_kind())
+    pub(super) fn new(router: &'r Router, id: ShardId, reach: Reach) -> Shard<'r> {
+        let mut shard = Shard::of_key(router, id, router.key_kind());
+        shard.0.reach = reach;
+        shard
     }
 
     pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
@@ -49,6 +52,7 @@ impl<'r> Shard<'r> {
             key,
             limit: router.inner().options.statement_timeout,
             lane: Lane::Work,
+            reach: Reach::Keys,
         })
     }
 
@@ -150,11 +154,14 @@ impl<'r> Shard<'r> {
     /// used are gaps. They are greater than every ID that the same connection was given before.
     ///
     /// # Errors
-    /// As [`Shard::query`]; [`Error::Statement`] for more than 1,000,000.
+    /// As [`Shard::query`]; [`Error::Statement`] for more than 1,000,000; [`Error::Unsharded`] on
+    /// an unsharded host, where the application's own sequences make IDs.
     ///
     /// # Cancel safety
     /// The IDs may be reserved when its future is dropped, and are gaps then.
     pub async fn next_ids(self, count: u32) -> Result<Vec<i64>, Error> {
+        let place = self.0.place()?;
+        has_ids(self.0.shard, &place.host.name, &place.host.options.layout)?;
         let ids: Vec<(i64,)> = self.query_as(NEXT_IDS, &[&reserved(count)]).await?;
         Ok(ids.into_iter().map(|(id,)| id).collect())
     }
@@ -265,14 +272,15 @@ impl<'r> Shard<'r> {
 
     async fn lend(self, call: &Call<'_>) -> Result<RawClient, Error> {
         call.tries();
-        let place = self.0.router.inner().place(self.0.shard)?;
+        let place = self.0.place()?;
         let lease = place.lease(self.0.shard, Use::Longer).await?;
         call.answered_by(place.host.clone());
+        let naming = place.host.naming(&self.0.router.inner().prefix);
         Ok(RawClient::new(
             lease,
             self.0.shard,
             place.host.name.clone(),
-            self.schema(),
+            naming.schema(self.0.shard).into_owned(),
         ))
     }
 
@@ -320,6 +328,7 @@ impl<'r> Shard<'r> {
         if let Some(error) = unsupported::<A>(kind, shard) {
             return Err(error);
         }
+        self.0.takes(&sql)?;
         if sql.asks_about_names() && matches!(kind, StatementClass::Read | StatementClass::Write) {
             // A signpost would have given another answer instead of an error. So this is a
             // transaction: it commits only once the host has confirmed that it serves the shard.
@@ -332,12 +341,12 @@ impl<'r> Shard<'r> {
             may_write: !sql.only_reads(inner.options.selects),
             repeatable: kind.repeatable(),
         };
-        let rendered = ShardStatement::new(&sql, &inner.prefix, shard);
         let mut recovery = Recovery::new(inner, shard);
         let mut tried = TryHistory::nothing(0);
         loop {
             call.tries();
-            let place = inner.place(shard)?;
+            let place = self.0.place()?;
+            let rendered = ShardStatement::new(&sql, place.host.naming(&inner.prefix), shard);
             let mut lease = place.lease_of(self.0.lane, shard, Use::Statement).await?;
             let began = Instant::now();
             call.may_take_effect(effect.may_write);

@@ -10,6 +10,15 @@ pub enum LookupProblem {
     /// The config has no such look-up.
     #[error("the config does not define it: add [lookups.NAME]")]
     Undefined,
+    /// All shards are on an unsharded host, which has no tables of look-ups.
+    #[error(
+        "host {host} is unsharded, and look-ups are of shards: leave it to the database's own \
+            unique constraint until there are some"
+    )]
+    Unsharded {
+        /// The host.
+        host: HostName,
+    },
     /// The shard does not have its tables.
     #[error(
         "shard {shard} on host {host} does not have it: write its migration by `pgshard lookups \

@@ -45,6 +45,8 @@ const RETRIES: &str = "pgshard_retries_total";
 const READS: &str = "pgshard_reads_total";
 /// How old what a standby shows may be, as far as the router knows.
 const REPLICA_LAG_SECONDS: &str = "pgshard_replica_lag_seconds";
+/// Statements without a key on an unsharded host, by their places in the program.
+const UNROUTED: &str = "pgshard_unrouted_total";
 /// The version of the map that the router has.
 const MAP_VERSION: &str = "pgshard_map_version";
 
@@ -115,6 +117,11 @@ fn describe() {
         REPLICA_LAG_SECONDS,
         Unit::Seconds,
         "How old what a standby shows may be"
+    );
+    describe_counter!(
+        UNROUTED,
+        Unit::Count,
+        "Calls that name no key, by their place in the program"
     );
     describe_gauge!(MAP_VERSION, Unit::Count, "Version of the shard map");
 }
@@ -321,6 +328,11 @@ impl Drop for PoolGauges {
 pub(super) fn replica_lag(host: &HostName, standby: &str, lag: Duration) {
     gauge!(REPLICA_LAG_SECONDS, "host" => host.to_string(), "standby" => standby.to_owned())
         .set(lag.as_secs_f64());
+}
+
+/// Counts a call that names no key, at this place in the program.
+pub(super) fn unrouted(place: &str) {
+    counter!(UNROUTED, "place" => place.to_owned()).increment(1);
 }
 
 /// Sets the version of the router's map.

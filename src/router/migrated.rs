@@ -50,6 +50,8 @@ pub struct Migrated {
     pub asked: BTreeSet<HostName>,
     /// The hosts that did not answer, and why.
     pub silent: BTreeMap<HostName, LookUpError>,
+    /// The host that has all shards in one schema, if there is one: no migration is run there.
+    pub unsharded: Option<HostName>,
     /// SHA-256 of the texts that have run, in hexadecimal: more than one where the file was changed
     /// in between.
     pub checksums: BTreeSet<String>,
@@ -74,6 +76,13 @@ impl Migrated {
 impl fmt::Display for Migrated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, having, shards) = (&self.name, self.having.len(), self.shards);
+        if let Some(host) = &self.unsharded {
+            return write!(
+                f,
+                "{name} runs nowhere: host {host} is unsharded, and its tables are changed by the \
+                    application's own means"
+            );
+        }
         if self.hosts.is_empty() {
             write!(f, "{name} has run in {having} of {shards} shards")?;
             if !self.lacking.is_empty() {
@@ -144,6 +153,7 @@ impl Router {
             hosts: BTreeSet::new(),
             asked: BTreeSet::new(),
             silent: BTreeMap::new(),
+            unsharded: self.unsharded_host(),
             checksums: BTreeSet::new(),
         };
         for (host, answer) in answers.await {
@@ -171,7 +181,8 @@ impl Router {
     /// ```
     ///
     /// # Errors
-    /// [`NotMigrated`] when the time is over first. It contains the progress of the
+    /// [`NotMigrated`] when the time is over first, and immediately where all shards are on an
+    /// unsharded host. It contains the progress of the
     /// migration, the shards that no host serves, and the hosts that did not answer.
     ///
     /// # Cancel safety
@@ -215,7 +226,9 @@ impl Router {
             let how_far = self.migrated(name).await;
             seen(&how_far)?;
             let left = within.saturating_sub(begun.elapsed());
-            if how_far.is_everywhere() || left.is_zero() {
+            // An unsharded host will never run it.
+            let is_hopeless = how_far.unsharded.is_some();
+            if how_far.is_everywhere() || left.is_zero() || is_hopeless {
                 return Ok(how_far);
             }
             tokio::time::sleep(pause.min(left)).await;

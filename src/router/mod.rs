@@ -55,6 +55,7 @@ mod pool_error;
 mod pool_slots;
 mod queries;
 mod raw;
+mod reach;
 mod reads;
 mod recover;
 mod renewal;
@@ -76,6 +77,8 @@ mod stream;
 mod target;
 mod transaction;
 mod unnamed;
+mod unrouted;
+mod unrouted_calls;
 #[cfg(test)]
 mod vectors;
 
@@ -107,16 +110,18 @@ pub use from_row::FromRow;
 pub use handle::Shard;
 pub use lookup_problem::LookupProblem;
 pub use migrated::{Migrated, NotMigrated};
-pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects};
+pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects, Unrouted};
 pub(crate) use outcome::Outcome;
 pub(crate) use pipelined_connection::{PipelinedConnection, Ran};
 pub use pool::PoolState;
 pub use raw::RawClient;
+pub(crate) use reach::Reach;
 pub use reads::{Position, PositionError, Reads};
 pub use running::{Transaction, TransactionClient};
 pub use sql::{Sql, SqlText};
 pub use stream::{CopyOut, RowStream};
 pub use transaction::TransactionBuilder;
+pub use unrouted_calls::UnroutedCall;
 
 /// Knows where the shards are and holds the connections. Cheap to clone: all clones are one router.
 #[derive(Clone)]
@@ -163,6 +168,7 @@ impl Router {
             unknown: Mutex::default(),
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
+            unrouted: unrouted_calls::UnroutedCalls::default(),
             closed: AtomicBool::new(false),
             options_seen: host_options_seen::HostOptionsSeen::default(),
             hosts_wanted: Arc::new(tokio::sync::Notify::new()),
@@ -198,26 +204,61 @@ impl Router {
     /// ID, most likely: a ticket, a key) names a shard too.
     ///
     /// # Errors
-    /// [`Error::NoSuchId`] when the cluster does not have that shard.
+    /// [`Error::NoSuchId`] when the cluster does not have that shard, [`Error::LegacyId`] when the
+    /// ID was made before there were shards ([`Options::legacy_below`]).
     pub fn by_id(&self, id: impl Into<Id>) -> Result<Shard<'_>, Error> {
         let id = id.into();
         let (shard, shards) = (id.shard(), self.0.shards);
+        if let Some(legacy) = self.legacy(id.encode()) {
+            return Err(legacy);
+        }
         if shards.contains(shard) {
-            Ok(Shard::new(self, shard))
+            Ok(Shard::new(self, shard, Reach::Keys))
         } else {
             let id = id.encode();
             Err(Error::NoSuchId { id, shard, shards })
         }
     }
 
-    /// A shard by its number. No I/O, no allocation.
+    /// The error for an ID that was made before there were shards. IDs count as unsigned numbers:
+    /// those of the shards are negative from 34.8 years after the epoch on.
+    pub(crate) fn legacy(&self, id: i64) -> Option<Error> {
+        let legacy_below = self.0.options.legacy_below;
+        let is_legacy = id.cast_unsigned() < legacy_below.cast_unsigned();
+        is_legacy.then_some(Error::LegacyId { id, legacy_below })
+    }
+
+    /// A shard by its number. No I/O, no allocation. On an unsharded host every call on the handle
+    /// gives [`Error::Unsharded`]: the rows of one shard are not separate from all others there.
     ///
     /// # Errors
     /// [`Error::NoSuchShard`] when the cluster does not have it.
     pub fn shard(&self, shard: ShardId) -> Result<Shard<'_>, Error> {
+        self.reaching(shard, Reach::Shard)
+    }
+
+    /// Whether one unsharded host has all shards, as far as the router knows: a call for all shards
+    /// is one statement then.
+    pub(crate) fn is_unsharded(&self) -> bool {
+        self.0.is_unsharded()
+    }
+
+    /// The unsharded host, if it has all shards.
+    pub(crate) fn unsharded_host(&self) -> Option<HostName> {
+        let first = self
+            .0
+            .shards
+            .iter()
+            .next()
+            .filter(|_| self.is_unsharded())?;
+        self.0.host_name(first)
+    }
+
+    /// A shard by its number, for calls about these rows.
+    pub(crate) fn reaching(&self, shard: ShardId, reach: Reach) -> Result<Shard<'_>, Error> {
         let shards = self.0.shards;
         if shards.contains(shard) {
-            Ok(Shard::new(self, shard))
+            Ok(Shard::new(self, shard, reach))
         } else {
             Err(Error::NoSuchShard { shard, shards })
         }

@@ -14,7 +14,7 @@ use super::peers::Peers;
 use super::pool_error::PoolError;
 use super::session::{OpenedConnection, Session, Statements};
 use crate::pg::{ConnectError, ConnectOptions, Connection, Lookout};
-use crate::shard::{KeyKind, ShardCount};
+use crate::shard::{KeyKind, Layout, ShardCount, unsharded_key};
 
 /// How a pool's connections are opened.
 #[derive(Clone)]
@@ -25,6 +25,8 @@ pub(super) struct Opener {
     pub(super) recycle_max: Duration,
     pub(super) statements: Statements,
     pub(super) key: KeyKind,
+    pub(super) layout: Layout,
+    pub(super) legacy_below: i64,
     pub(super) shards: ShardCount,
     /// Whether a connection to the host was opened once, and its server found to belong to this
     /// cluster.
@@ -86,45 +88,93 @@ impl Opener {
         true
     }
 
-    /// On the first connection to a host, checks that the host maps keys to shards as this router
-    /// does, and then takes in what it has recorded of the other hosts and itself. A host that has
-    /// recorded nothing belongs to no cluster. It passes here: every statement on a shard fails
-    /// there by itself.
+    /// On the first connection to a host, checks that the host maps keys to shards, and keeps its
+    /// shards, as this router does, and then takes in what it has recorded of the other hosts and
+    /// itself. A host that has recorded nothing belongs to no cluster. It passes here: every
+    /// statement on a shard fails there by itself. An unsharded host must have recorded that it is
+    /// one, since a statement may find its tables wherever they are.
     async fn admit(&self, connection: &Connection) -> Result<(), PoolError> {
         if self.admitted.load(Ordering::Relaxed) {
             return Ok(());
         }
         let recorded = connection
-            .query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[])
+            .query_typed(
+                "SELECT shards, key_kind, legacy_below FROM pgshard.cluster",
+                &[],
+            )
             .await;
-        if let Ok([row]) = recorded.as_deref() {
-            // A row that cannot be read answers nothing, so a connection that gives one is not
-            // used.
-            let strange = |source| ConnectError::Refused {
-                to: self.connect.to_string(),
-                source,
-            };
-            let (shards, key): (i32, String) = (
-                row.try_get(0).map_err(strange)?,
-                row.try_get(1).map_err(strange)?,
-            );
-            if shards != i32::from(self.shards.get()) {
-                return Err(HostDiffers::Shards {
-                    recorded: shards,
-                    config: self.shards,
+        // A row that cannot be read answers nothing, so a connection that gives one is not used.
+        let strange = |source| ConnectError::Refused {
+            to: self.connect.to_string(),
+            source,
+        };
+        let row = match (recorded.as_deref(), &self.layout) {
+            (Ok([row]), _) => row,
+            (_, Layout::Sharded) => return Ok(()),
+            (Ok(_), Layout::Unsharded(_)) => {
+                return Err(HostDiffers::Layout {
+                    recorded: "nothing",
+                    config: "unsharded",
                 }
                 .into());
             }
-            if key != self.key.as_str() {
-                return Err(HostDiffers::Key {
-                    recorded: key,
-                    config: self.key,
+            (Err(_), Layout::Unsharded(_)) => {
+                recorded.map_err(strange)?;
+                return Ok(());
+            }
+        };
+        let (shards, key, legacy_below): (i32, String, i64) = (
+            row.try_get(0).map_err(strange)?,
+            row.try_get(1).map_err(strange)?,
+            row.try_get(2).map_err(strange)?,
+        );
+        self.matches(shards, &key, legacy_below)?;
+        if let Layout::Unsharded(schema) = &self.layout {
+            let whole = "SELECT schema_name FROM pgshard.whole";
+            let whole = connection.query_typed(whole, &[]).await.map_err(strange)?;
+            let there: Option<String> = whole.first().and_then(|row| row.try_get(0).ok());
+            if there.as_deref() != Some(schema.as_str()) {
+                return Err(HostDiffers::Schema {
+                    recorded: there,
+                    config: schema.clone(),
                 }
                 .into());
             }
-            self.peers.read_records(connection).await;
-            self.connect.is_host(connection)?;
-            self.admitted.store(true, Ordering::Relaxed);
+        }
+        self.peers.read_records(connection).await;
+        self.connect.is_host(connection)?;
+        self.admitted.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether what the host recorded of the cluster is what the router was made for.
+    fn matches(&self, shards: i32, key: &str, legacy_below: i64) -> Result<(), HostDiffers> {
+        if shards != i32::from(self.shards.get()) {
+            return Err(HostDiffers::Shards {
+                recorded: shards,
+                config: self.shards,
+            });
+        }
+        let (there, config) = (unsharded_key(key), self.layout.whole());
+        if there.is_some() != config.is_some() {
+            let name = |is_unsharded| if is_unsharded { "unsharded" } else { "sharded" };
+            return Err(HostDiffers::Layout {
+                recorded: name(there.is_some()),
+                config: name(config.is_some()),
+            });
+        }
+        let key = there.unwrap_or(key);
+        if key != self.key.as_str() {
+            return Err(HostDiffers::Key {
+                recorded: key.to_owned(),
+                config: self.key,
+            });
+        }
+        if legacy_below != self.legacy_below {
+            return Err(HostDiffers::LegacyBelow {
+                recorded: legacy_below,
+                config: self.legacy_below,
+            });
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::map::{HostName, ShardMap};
 use crate::pg::ConnectOptions;
-use crate::shard::{KeyKind, SchemaPrefix};
+use crate::shard::{KeyKind, Layout, SchemaPrefix};
 use crate::values::Definition;
 
 /// One host: its name in the map, how to reach it, and how many connections to keep.
@@ -27,6 +27,11 @@ pub struct HostOptions {
     /// the position of each is checked once a second, and at least four times in
     /// [`Options::max_replica_lag`]. Default none.
     pub replicas: Vec<ConnectOptions>,
+    /// How it keeps its shards. A host that recorded another layout is refused. At most one host is
+    /// unsharded. Default sharded.
+    pub layout: Layout,
+    /// What becomes of [`Router::unrouted`](super::Router::unrouted) there, if it is unsharded.
+    pub unrouted: Unrouted,
 }
 
 impl HostOptions {
@@ -38,6 +43,8 @@ impl HostOptions {
             pool_size,
             prepare: PrepareMode::default(),
             replicas: Vec::new(),
+            layout: Layout::Sharded,
+            unrouted: Unrouted::Refuse,
         }
     }
 
@@ -52,7 +59,23 @@ impl HostOptions {
     }
 }
 
-setters!(HostOptions: prepare: PrepareMode, replicas: Vec<ConnectOptions>);
+setters!(
+    HostOptions: prepare: PrepareMode,
+    replicas: Vec<ConnectOptions>,
+    layout: Layout,
+    unrouted: Unrouted,
+);
+
+/// What becomes of statements without a key ([`Router::unrouted`](super::Router::unrouted)) on an
+/// unsharded host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unrouted {
+    /// They are refused, as on shards.
+    #[default]
+    Refuse,
+    /// They run, and are counted by their place in the program.
+    Log,
+}
 
 /// How statements are prepared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,6 +161,10 @@ pub struct Options {
     pub prefix: SchemaPrefix,
     /// What keys are. A host that recorded another kind is refused.
     pub key: KeyKind,
+    /// IDs below this were made before there were shards, and name none:
+    /// [`Router::by_id`](super::Router::by_id) refuses them. A host that recorded another limit is
+    /// refused. Default 0.
+    pub legacy_below: i64,
     /// The map to start with.
     pub map: Arc<ShardMap>,
     /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than
@@ -200,6 +227,7 @@ impl Options {
             host_source: None,
             prefix: SchemaPrefix::default(),
             key: KeyKind::default(),
+            legacy_below: 0,
             map,
             retry_for: Duration::from_secs(15),
             max_connections: None,
@@ -226,6 +254,7 @@ setters!(
     Options: host_source: Option<HostSource>,
     prefix: SchemaPrefix,
     key: KeyKind,
+    legacy_below: i64,
     retry_for: Duration,
     max_connections: Option<usize>,
     statement_timeout: Option<Duration>,

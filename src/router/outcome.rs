@@ -75,6 +75,9 @@ impl Error {
     pub fn is_application(&self) -> bool {
         match self {
             Error::NoSuchId { .. }
+            | Error::LegacyId { .. }
+            | Error::Unsharded { .. }
+            | Error::Unrouted { .. }
             | Error::NoSuchShard { .. }
             | Error::WrongKey { .. }
             | Error::TransactionControl { .. }

@@ -23,7 +23,8 @@ use super::lease::Lease;
 use super::next::{Answers, ConnectionKind, Effect, Link, Step, TryHistory, after_statement};
 use super::outcome::Outcome;
 use super::pool_slots::Use;
-use super::sql::{ShardStatement, Sql};
+use super::reach::Reach;
+use super::sql::{Naming, ShardStatement, Sql};
 use super::statement_class::StatementClass;
 use super::statements::Prepare;
 use crate::map::HostName;
@@ -95,7 +96,8 @@ impl Router {
             return Ok(None);
         }
         let connection = self.pipelined_connection(shard).await?;
-        let rendered = ShardStatement::new(sql, self.prefix(), shard);
+        let naming = connection.0.host.naming(self.prefix());
+        let rendered = ShardStatement::new(sql, naming, shard);
         connection.0.awaited.fetch_add(1, Ordering::Relaxed);
         let types = connection.0.lease().session().prepare(rendered).await;
         connection.0.awaited.fetch_sub(1, Ordering::Relaxed);
@@ -128,7 +130,7 @@ impl PipelinedConnection {
         self.0
             .lease()
             .session()
-            .has(ShardStatement::new(sql, self.0.router.prefix(), shard))
+            .has(ShardStatement::new(sql, self.0.naming(), shard))
     }
 
     pub(crate) fn host(&self) -> &HostName {
@@ -142,26 +144,30 @@ impl PipelinedConnection {
 
     /// Prepares the statement here, so that [`PipelinedConnection::query`] sends it as soon as it
     /// is polled. That also reports what is wrong with it.
-    pub(crate) async fn prepare(&self, shard: ShardId, sql: &Sql) {
+    pub(crate) async fn prepare(&self, shard: ShardId, reach: Reach, sql: &Sql) {
         let shared = &*self.0;
-        if self.may_run(shard, sql) {
-            let rendered = ShardStatement::new(sql, shared.router.prefix(), shard);
+        if self.may_run(shard, reach, sql) {
+            let rendered = ShardStatement::new(sql, shared.naming(), shard);
             shared.awaited.fetch_add(1, Ordering::Relaxed);
             let _ = shared.lease().session().prepare(rendered).await;
             shared.awaited.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether this statement may be pipelined, and this connection leads to this shard's host.
-    fn may_run(&self, shard: ShardId, sql: &Sql) -> bool {
+    /// Whether this statement may be pipelined, and this connection leads to this shard's host, and
+    /// that can do what the call is for.
+    fn may_run(&self, shard: ShardId, reach: Reach, sql: &Sql) -> bool {
         let shared = &*self.0;
         let here = shared
             .router
             .inner()
-            .place(shard)
+            .place_for(shard, reach)
             .is_ok_and(|place| place.host.name == shared.host.name);
         let caught = !self.can_pipeline() && shared.awaited.load(Ordering::Relaxed) > 0;
-        here && !caught && may_be_pipelined(sql) && !shared.spoiled.load(Ordering::Relaxed)
+        here && !caught
+            && reach.fits(sql)
+            && may_be_pipelined(sql)
+            && !shared.spoiled.load(Ordering::Relaxed)
     }
 
     /// Sends a statement behind those that are on their way, and waits for its rows.
@@ -171,18 +177,18 @@ impl PipelinedConnection {
     /// with its last clone.
     pub(crate) async fn query(
         &self,
-        shard: ShardId,
+        (shard, reach): (ShardId, Reach),
         sql: &Sql,
         params: &[&(dyn ToSql + Sync)],
     ) -> Ran {
         let shared = &*self.0;
         let only_reads = shared.router.only_reads(sql);
-        if !self.may_run(shard, sql) {
+        if !self.may_run(shard, reach, sql) {
             return Ran::Again;
         }
         let began = Instant::now();
         shared.awaited.fetch_add(1, Ordering::Relaxed);
-        let rendered = ShardStatement::new(sql, shared.router.prefix(), shard);
+        let rendered = ShardStatement::new(sql, shared.naming(), shard);
         let ran = shared
             .lease()
             .session()
@@ -267,6 +273,10 @@ fn is_other_type(error: &tokio_postgres::Error) -> bool {
 }
 
 impl SharedConnection {
+    fn naming(&self) -> Naming<'_> {
+        self.host.naming(self.router.prefix())
+    }
+
     fn lease(&self) -> &Lease {
         self.lease
             .as_ref()

@@ -257,7 +257,8 @@ impl Reads<'_> {
         if !sql.may_only_read() {
             return Err(Error::NotARead { shard });
         }
-        let place = inner.place(shard)?;
+        self.shard.target().takes(&sql)?;
+        let place = self.shard.target().place()?;
         if !place.host.replicas.is_empty() && !sql.asks_about_names() {
             let position = match self.after {
                 None => Ok(None),
@@ -325,7 +326,8 @@ impl Reads<'_> {
             }
             return Ok(Err(why));
         }
-        let rendered = ShardStatement::new(sql, self.shard.router().prefix(), self.shard.id());
+        let naming = place.host.naming(self.shard.router().prefix());
+        let rendered = ShardStatement::new(sql, naming, self.shard.id());
         let failed = match lease.run(rendered, params, Prepare::Once).await {
             Ok(answer) => return Ok(Ok((answer, lease))),
             Err(failed) => failed,

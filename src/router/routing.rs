@@ -20,7 +20,9 @@ use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
 use super::pool_slots::{Lane, Use};
+use super::reach::Reach;
 use super::sql::SqlCache;
+use super::unrouted_calls::UnroutedCalls;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::Refresh;
@@ -55,6 +57,8 @@ pub(super) struct Inner {
     pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
+    /// Statements without a key that ran on an unsharded host, by their places in the program.
+    pub(super) unrouted: UnroutedCalls,
     pub(super) closed: AtomicBool,
     /// The last result of the host source.
     pub(super) options_seen: HostOptionsSeen,
@@ -213,6 +217,44 @@ impl Inner {
                 host: name.to_string(),
             }),
         }
+    }
+
+    /// The same, if the host can do what the call is for.
+    pub(super) fn place_for(&self, shard: ShardId, reach: Reach) -> Result<Place, Error> {
+        let place = self.place(shard)?;
+        let host = || place.host.name.clone();
+        match (reach, place.host.options.layout.whole()) {
+            (Reach::Keys, _) | (Reach::Shard, None) | (Reach::Host, Some(_)) => Ok(place),
+            (Reach::Shard, Some(_)) => Err(Error::Unsharded {
+                shard,
+                host: host(),
+                what: "the rows of one shard are not separate from all others",
+                instead: "name the key (`by_key`) or the ID (`by_id`) in the statement, or run it \
+                    for all shards at once (`all_shards`)",
+            }),
+            (Reach::Host, None) => Err(Error::LayoutChanged {
+                shard,
+                host: host(),
+            }),
+        }
+    }
+
+    /// Whether one unsharded host has all shards, as far as the router knows.
+    pub(super) fn is_unsharded(&self) -> bool {
+        // A cluster without such a host is known at a glance: this is asked by each fan-out.
+        let hosts = self.hosts.load();
+        let unsharded = hosts
+            .values()
+            .find(|host| host.options.layout.whole().is_some());
+        let Some(host) = unsharded else {
+            return false;
+        };
+        let snapshot = self.snapshot.load();
+        let is_there = |shard| {
+            let placed = snapshot.placement(shard);
+            placed.is_some_and(|(name, _)| *name == host.name)
+        };
+        self.shards.iter().all(is_there)
     }
 
     /// The epoch at which the shard is served, as far as the router knows.

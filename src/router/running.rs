@@ -16,22 +16,24 @@ use super::call::CallFailure;
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
 use super::lease::Lease;
-use super::next_ids::{NEXT_IDS, reserved};
+use super::next_ids::{NEXT_IDS, has_ids, reserved};
 use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::queries::{Misfit, query_methods};
+use super::reach::Reach;
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
 use super::session::CommitOrRollback;
-use super::sql::{ShardStatement, Sql, SqlText};
+use super::sql::{Naming, ShardStatement, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
 use super::statement_error::StatementError;
 use super::statements::Prepare;
+use super::target::Target;
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::quote_ident;
 use crate::pg::state::is_read_only;
-use crate::shard::ShardId;
+use crate::shard::{Layout, ShardId};
 
 /// A transaction that a closure is run with. Cheap to clone; of no use once the closure has
 /// returned, or the call is given up ([`Error::TransactionEnded`]). Statements run one after the
@@ -45,6 +47,10 @@ struct Running {
     host: HostName,
     /// The epoch at which the host served the shard when the transaction began.
     epoch: ShardEpoch,
+    /// How the host keeps its shards.
+    layout: Layout,
+    /// Which rows its statements are for.
+    reach: Reach,
     prepare: Prepare,
     named: TableNaming,
     state: Mutex<TransactionState>,
@@ -119,8 +125,7 @@ impl Drop for TransactionGuard {
 
 impl Transaction {
     pub(super) fn new(
-        router: &Router,
-        shard: ShardId,
+        target: Target<'_>,
         place: &Place,
         lease: Lease,
         (prepare, named): (Prepare, TableNaming),
@@ -133,10 +138,12 @@ impl Transaction {
             awaited: false,
         };
         Transaction(Arc::new(Running {
-            router: router.clone(),
-            shard,
+            router: target.router.clone(),
+            shard: target.shard,
             host: place.host.name.clone(),
             epoch: place.epoch,
+            layout: place.host.options.layout.clone(),
+            reach: target.reach,
             prepare,
             named,
             state: Mutex::new(state),
@@ -176,7 +183,11 @@ impl Transaction {
     /// The shard's schema as a quoted name, to be put into SQL: `"shard_0007"`. `{shard}` in a
     /// statement is the same without quotes.
     pub fn schema(&self) -> String {
-        quote_ident(&self.0.router.prefix().schema(self.0.shard))
+        quote_ident(&self.naming().schema(self.0.shard))
+    }
+
+    fn naming(&self) -> Naming<'_> {
+        Naming::new(&self.0.layout, self.0.router.prefix())
     }
 
     /// The transaction's connection, for crates that run their statements on a
@@ -303,11 +314,13 @@ impl Transaction {
     /// They stay reserved when the transaction is rolled back.
     ///
     /// # Errors
-    /// As [`Transaction::query`]; [`Error::Statement`] for more than 1,000,000.
+    /// As [`Transaction::query`]; [`Error::Statement`] for more than 1,000,000;
+    /// [`Error::Unsharded`] on an unsharded host.
     ///
     /// # Cancel safety
     /// As [`Transaction::query`].
     pub async fn next_ids(&self, count: u32) -> Result<Vec<i64>, Error> {
+        has_ids(self.0.shard, &self.0.host, &self.0.layout)?;
         let ids: Vec<(i64,)> = self.query_as(NEXT_IDS, &[&reserved(count)]).await?;
         Ok(ids.into_iter().map(|(id,)| id).collect())
     }
@@ -416,6 +429,7 @@ impl Transaction {
         if let Some(error) = unsupported::<A>(sql.class(), *shard) {
             return Err(error);
         }
+        self.0.reach.takes(&sql, (*shard, &self.0.host))?;
         let mut state: MutexGuard<'_, TransactionState> = state.lock().await;
         self.settle(&mut state).await;
         self.usable(&state)?;
@@ -506,19 +520,16 @@ impl Transaction {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
         let Running {
-            router,
             shard,
             host,
             prepare,
             named,
             ..
         } = &*self.0;
-        let shard = *shard;
+        let (shard, naming) = (*shard, self.naming());
         let rendered = match named {
-            TableNaming::InFull => ShardStatement::new(sql, router.prefix(), shard),
-            TableNaming::BySearchPath => {
-                ShardStatement::by_search_path(sql, router.prefix(), shard)
-            }
+            TableNaming::InFull => ShardStatement::new(sql, naming, shard),
+            TableNaming::BySearchPath => ShardStatement::by_search_path(sql, naming, shard),
         };
         let Some(lease) = &mut state.lease else {
             return Err(Error::TransactionEnded { shard });

@@ -12,7 +12,7 @@ use super::options::Selects;
 use super::session_effects;
 use super::statement_class::StatementClass;
 use crate::pg::Template;
-use crate::shard::{SchemaPrefix, ShardId};
+use crate::shard::{Layout, SchemaPrefix, ShardCount, ShardId, WholeSchema};
 
 /// A statement read beforehand: [`Template`] and what the router may do with it. Cheap to clone.
 ///
@@ -49,22 +49,53 @@ pub(super) struct ShardStatement<'a> {
 enum Tables<'a> {
     /// It names no shard.
     Named,
-    Shard(&'a SchemaPrefix, ShardId),
+    Shard(Naming<'a>, ShardId),
     /// Those that `search_path` finds, with other types in each shard.
-    SearchPath(&'a SchemaPrefix, ShardId),
+    SearchPath(Naming<'a>, ShardId),
+}
+
+/// How the shards' schemas are named on a host.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Naming<'a> {
+    /// Each by its number.
+    Numbered(&'a SchemaPrefix),
+    /// All shards are in this one.
+    Whole(&'a WholeSchema),
+}
+
+impl<'a> Naming<'a> {
+    pub(super) fn new(layout: &'a Layout, prefix: &'a SchemaPrefix) -> Naming<'a> {
+        layout
+            .whole()
+            .map_or(Naming::Numbered(prefix), Naming::Whole)
+    }
+
+    /// The name of a shard's schema, not quoted.
+    pub(super) fn schema(self, shard: ShardId) -> Cow<'a, str> {
+        match self {
+            Naming::Numbered(prefix) => Cow::Owned(prefix.schema(shard)),
+            Naming::Whole(schema) => Cow::Borrowed(schema.as_str()),
+        }
+    }
+}
+
+impl<'a> From<&'a SchemaPrefix> for Naming<'a> {
+    fn from(prefix: &'a SchemaPrefix) -> Naming<'a> {
+        Naming::Numbered(prefix)
+    }
 }
 
 impl<'a> ShardStatement<'a> {
     pub(super) fn new(
         sql: &'a Sql,
-        prefix: &'a SchemaPrefix,
+        naming: impl Into<Naming<'a>>,
         shard: ShardId,
     ) -> ShardStatement<'a> {
         let names_shard = sql.parsed.template.names_shard();
         ShardStatement {
             sql,
             tables: if names_shard {
-                Tables::Shard(prefix, shard)
+                Tables::Shard(naming.into(), shard)
             } else {
                 Tables::Named
             },
@@ -82,12 +113,12 @@ impl<'a> ShardStatement<'a> {
     /// A statement in a transaction that has the shard's `search_path`.
     pub(super) fn by_search_path(
         sql: &'a Sql,
-        prefix: &'a SchemaPrefix,
+        naming: impl Into<Naming<'a>>,
         shard: ShardId,
     ) -> ShardStatement<'a> {
         ShardStatement {
             sql,
-            tables: Tables::SearchPath(prefix, shard),
+            tables: Tables::SearchPath(naming.into(), shard),
         }
     }
 
@@ -100,15 +131,18 @@ impl<'a> ShardStatement<'a> {
         let template = &self.sql.parsed.template;
         match self.tables {
             Tables::Named => Cow::Owned(template.render("")),
-            Tables::Shard(prefix, shard) => {
-                Cow::Owned(template.render_shard(&prefix.schema(shard), shard))
+            Tables::Shard(naming, shard) => {
+                Cow::Owned(template.render_shard(&naming.schema(shard), shard))
             }
-            Tables::SearchPath(prefix, shard) => {
-                // The same text means other tables in each shard. The comment makes the texts
-                // differ, so that a prepared statement is for one shard.
-                let schema = prefix.schema(shard);
+            Tables::SearchPath(naming, shard) => {
+                let schema = naming.schema(shard);
                 let sql = template.render_shard(&schema, shard);
-                Cow::Owned(format!("/* {schema} */ {sql}"))
+                match naming {
+                    // The same text means other tables in each shard. The comment makes the texts
+                    // differ, so that a prepared statement is for one shard.
+                    Naming::Numbered(_) => Cow::Owned(format!("/* {schema} */ {sql}")),
+                    Naming::Whole(_) => Cow::Owned(sql),
+                }
             }
         }
     }
@@ -119,12 +153,17 @@ impl<'a> ShardStatement<'a> {
     }
 
     /// Which shard the prepared statement is for, and in which way it names the shard; `None` when
-    /// it is for all.
+    /// it is for all. On an unsharded host it is one statement for all shards, unless it names the
+    /// number.
     pub(super) fn shard(self) -> Option<u32> {
+        let number = |naming, shard: ShardId| match naming {
+            Naming::Whole(_) if !self.sql.names_number() => u32::from(ShardCount::MAX.get()),
+            _ => u32::from(shard.get()),
+        };
         match self.tables {
             Tables::Named => None,
-            Tables::Shard(_, shard) => Some(u32::from(shard.get()) * 2),
-            Tables::SearchPath(_, shard) => Some(u32::from(shard.get()) * 2 + 1),
+            Tables::Shard(naming, shard) => Some(number(naming, shard) * 2),
+            Tables::SearchPath(naming, shard) => Some(number(naming, shard) * 2 + 1),
         }
     }
 
@@ -199,6 +238,11 @@ impl Sql {
 
     pub(super) fn class(&self) -> StatementClass {
         self.parsed.class
+    }
+
+    /// Whether it names the shard's number.
+    pub(super) fn names_number(&self) -> bool {
+        self.parsed.template.names_number()
     }
 
     /// Whether it may leave something in its session.
@@ -326,6 +370,21 @@ impl SqlCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_shards_of_an_unsharded_host_have_one_statement() {
+        let schema = WholeSchema::new("a*/b", &SchemaPrefix::default()).unwrap();
+        let (plain, numbered) = (Sql::new("TABLE {shard}.t"), Sql::new("SELECT {shard_id}"));
+        let shard = |number| ShardId::new(number).unwrap();
+        let rendered =
+            |sql, number| ShardStatement::new(sql, Naming::Whole(&schema), shard(number));
+        assert_eq!(rendered(&plain, 7).text(), r#"TABLE "a*/b".t"#);
+        assert_eq!(rendered(&plain, 7).key(), rendered(&plain, 8).key());
+        assert_ne!(rendered(&numbered, 7).key(), rendered(&numbered, 8).key());
+        let path = ShardStatement::by_search_path(&plain, Naming::Whole(&schema), shard(7));
+        assert_eq!(path.text(), r#"TABLE "a*/b".t"#);
+        assert_ne!(path.shard(), rendered(&plain, 7).shard());
+    }
 
     #[test]
     fn a_text_is_read_once_and_the_cache_has_an_end() {

@@ -5,6 +5,9 @@ use std::time::Duration;
 use super::Router;
 use super::error::Error;
 use super::pool_slots::Lane;
+use super::reach::Reach;
+use super::routing::Place;
+use super::sql::Sql;
 use crate::shard::{KeyKind, ShardId};
 
 /// What a [`Shard`](super::Shard) is made of.
@@ -18,6 +21,8 @@ pub(super) struct Target<'r> {
     pub(super) limit: Option<Duration>,
     /// Which connections its calls use.
     pub(super) lane: Lane,
+    /// Which rows its calls are for.
+    pub(super) reach: Reach,
 }
 
 impl Target<'_> {
@@ -36,7 +41,30 @@ impl Target<'_> {
 
     /// The name of the shard's schema, not quoted.
     pub(super) fn schema(self) -> String {
-        self.router.prefix().schema(self.shard)
+        let inner = self.router.inner();
+        match inner.place(self.shard) {
+            Ok(place) => place
+                .host
+                .naming(&inner.prefix)
+                .schema(self.shard)
+                .into_owned(),
+            Err(_) => inner.prefix.schema(self.shard),
+        }
+    }
+
+    /// Where the next try of a call goes.
+    pub(super) fn place(self) -> Result<Place, Error> {
+        self.router.inner().place_for(self.shard, self.reach)
+    }
+
+    /// Refuses a statement that does not fit its reach.
+    pub(super) fn takes(self, sql: &Sql) -> Result<(), Error> {
+        match self.reach.fits(sql) {
+            true => Ok(()),
+            false => self
+                .reach
+                .takes(sql, (self.shard, &self.place()?.host.name)),
+        }
     }
 
     /// The error of a call that was given up at its limit.

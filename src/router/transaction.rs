@@ -19,6 +19,7 @@ use super::origin::is_lost;
 use super::outcome::Outcome;
 use super::pool_slots::Use;
 use super::recover::{FinishedTry, Recovery};
+use super::routing::Place;
 use super::running::{ClosedTransaction, TableNaming, Transaction};
 use super::stale::MoveSignal;
 use super::statement_error::StatementError;
@@ -123,7 +124,7 @@ impl<'r> TransactionBuilder<'r> {
         let mut tried = TryHistory::nothing(self.conflicts);
         loop {
             call.tries();
-            let place = inner.place(shard)?;
+            let place = self.target.place()?;
             let host = || place.host.name.clone();
             let mut lease = place.lease_of(self.target.lane, shard, Use::Longer).await?;
             let mut finished = FinishedTry {
@@ -132,7 +133,7 @@ impl<'r> TransactionBuilder<'r> {
                 lease: None,
                 remembers: false,
             };
-            if let Err(error) = lease.begin(&self.begin()).await {
+            if let Err(error) = lease.begin(&self.begin(&place)).await {
                 drop(lease);
                 let (error, begin) = failed_begin(error);
                 let next = |tried, answers| after_statement(tried, begin, answers);
@@ -147,7 +148,7 @@ impl<'r> TransactionBuilder<'r> {
                 TableNaming::InFull
             };
             let prepare = (tried.prepare, named);
-            let transaction = Transaction::new(self.target.router, shard, &place, lease, prepare);
+            let transaction = Transaction::new(self.target, &place, lease, prepare);
             // However this ends, a clone of the transaction is of no use afterwards.
             let last = transaction.guard();
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
@@ -190,7 +191,7 @@ impl<'r> TransactionBuilder<'r> {
         }
     }
 
-    fn begin(&self) -> String {
+    fn begin(&self, place: &Place) -> String {
         let mut begin = String::from("BEGIN");
         begin.push_str(match self.isolation {
             None => "",
@@ -204,7 +205,8 @@ impl<'r> TransactionBuilder<'r> {
         }
         if let Some(behind) = &self.behind {
             begin.push_str("; SET LOCAL search_path = ");
-            begin.push_str(&quote_ident(&self.target.schema()));
+            let naming = place.host.naming(&self.target.router.inner().prefix);
+            begin.push_str(&quote_ident(&naming.schema(self.target.shard)));
             for schema in behind {
                 begin.push_str(", ");
                 begin.push_str(&quote_ident(schema));

@@ -33,7 +33,7 @@ pub(crate) use check::{Findings, START_A_STANDBY, made_alike};
 pub(crate) use control::lock;
 pub use control::{
     Cluster, Gone, Grantor, Grants, PrivilegedRole, Purpose, RecordedMigration, Service,
-    privileged_role, rights, shard_migration,
+    UnshardedHost, privileged_role, rights, shard_migration,
 };
 pub use fleet::{
     ControlError, Drift, HostFault, Migration, MigrationMistake, Migrations, MigrationsError,
@@ -44,9 +44,9 @@ pub use survey::{
     HostFacts, HostLoad, HostStatus, IncomingRow, KeptAudit, LOOKS, LOOKS_MAX, LedgerRow, MadeSet,
     Measure, OfMoves, OpenMove, OpenRollback, RESTORE, Record, RecordedCluster, RecordedControl,
     Refusal, ServerFacts, ShardRow, ShardState, Sizes, Slot, SlotLoad, StreamReader, Streams,
-    Survey, database_environment, differences, host_facts, host_load, host_status, measure,
-    missing_objects, read_until_settled, restore, streams, survey, survey_with_clocks, top,
-    watched_facts, watched_facts_with_clocks,
+    Survey, WholeRow, database_environment, differences, host_facts, host_load, host_status,
+    measure, missing_objects, read_until_settled, restore, streams, survey, survey_with_clocks,
+    top, watched_facts, watched_facts_with_clocks,
 };
 pub(crate) use survey::{COMMITS_WAIT, shards_named};
 

@@ -63,6 +63,8 @@ impl Pair {
             epoch: Epoch::from_unix_ms(1_700_000_000_000).unwrap(),
             schema_prefix: SchemaPrefix::default(),
             key: crate::KeyKind::Integer,
+            legacy_below: 0,
+            unsharded: None,
         };
         for (at, name) in [(0, &pair.route.source), (1, &pair.route.target)] {
             let mut client = pair.app(at).await;

@@ -34,7 +34,10 @@ fn begins(sql: &str) -> Option<(Statement, Shape)> {
                 ],
             )
         } else if sql.contains("FROM pgshard.cluster") {
-            (1, &[("shards", INT4), ("key_kind", TEXT)])
+            (
+                1,
+                &[("shards", INT4), ("key_kind", TEXT), ("legacy_below", INT8)],
+            )
         } else if sql.contains("FROM pgshard.identity") {
             (
                 2,
@@ -71,7 +74,7 @@ fn begun(number: u8, shards: u32) -> Answer {
                 int4(1),
             ]]
         }
-        1 => vec![vec![int4(shards), text("integer")]],
+        1 => vec![vec![int4(shards), text("integer"), int8(0)]],
         _ => Vec::new(),
     })
 }

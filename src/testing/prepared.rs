@@ -94,6 +94,8 @@ impl Recipe {
             epoch: config.cluster.epoch,
             schema_prefix: config.cluster.prefix.clone(),
             key: config.cluster.key,
+            legacy_below: config.cluster.legacy_below,
+            unsharded: None,
         };
         let map = config.map.as_ref();
         let shards_of = |name: &HostName| {

@@ -244,6 +244,8 @@ on_each_version! {
             epoch: world.config.cluster.epoch,
             schema_prefix: world.config.cluster.prefix.clone(),
             key: world.config.cluster.key,
+            legacy_below: 0,
+            unsharded: None,
         };
         let five = vec![pgshard::ShardId::new(5).unwrap()];
         let refused = [(db3.clone(), schema::HostFault::HasShards(five))];

@@ -41,6 +41,8 @@ fn cluster_of(shards: u16) -> Cluster {
         epoch: Epoch::from_unix_ms(1_293_840_000_000).unwrap(),
         schema_prefix: SchemaPrefix::default(),
         key: pgshard::KeyKind::Integer,
+        legacy_below: 0,
+        unsharded: None,
     }
 }
 

@@ -46,4 +46,5 @@ mod store;
 mod strangers;
 mod testing;
 mod tickets;
+mod unsharded;
 mod watched;

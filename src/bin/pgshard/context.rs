@@ -15,9 +15,11 @@ use pgshard::pg::cause::chain;
 use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::Refusal;
-use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
+use pgshard::schema::{
+    self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey, UnshardedHost,
+};
 use pgshard::store::{MapStore, StoreError};
-use pgshard::{ShardCount, ShardId};
+use pgshard::{Layout, ShardCount, ShardId};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -110,16 +112,25 @@ pub(crate) fn shards(text: &str, count: ShardCount) -> Result<Vec<ShardId>, Fail
 /// # Errors
 /// With [`Exit::Usage`] where it is wrong, as with the config.
 pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
-    config
-        .map_store()
-        .load_or_copy()
-        .await
-        .map_err(|error| match error {
-            StoreError::Text { diagnostics } => {
-                Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
-            }
-            error => error.into(),
-        })
+    let map = config.map_store().load_or_copy().await;
+    let map = map.map_err(|error| match error {
+        StoreError::Text { diagnostics } => {
+            Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
+        }
+        error => error.into(),
+    })?;
+    whole(config, &map)?;
+    Ok(map)
+}
+
+/// Checks that a map gives the unsharded host all shards or none.
+///
+/// # Errors
+/// With [`Exit::Usage`] if not.
+pub(crate) fn whole(config: &Config, map: &ShardMap) -> Result<(), Failure> {
+    config.check_map(map).map_err(|error| {
+        Failure::usage(error).hint("`pgshard map rebuild` makes the map of what the hosts serve")
+    })
 }
 
 /// A map, and where it is from if the one that is kept cannot be used.
@@ -220,6 +231,37 @@ fn open_word(word: &str) -> String {
         None if word.contains("://") || !word.chars().all(is_open) => "…".to_owned(),
         None => word.to_owned(),
     }
+}
+
+/// The schema of a shard where the map has it, not quoted: on an unsharded host that of all shards.
+pub(crate) fn schema_of(config: &Config, host: &HostName, shard: ShardId) -> String {
+    let layout = config.hosts.get(host).map(|host| &host.layout);
+    match layout.and_then(Layout::whole) {
+        Some(schema) => schema.to_string(),
+        None => config.cluster.prefix.schema(shard),
+    }
+}
+
+/// Refuses a command that works in each shard, or moves some, if the config has an unsharded host.
+///
+/// # Errors
+/// With [`Exit::Refused`] then.
+pub(crate) fn sharded(config: &Config, command: &str) -> Result<(), Failure> {
+    let Some((host, schema)) = config.unsharded() else {
+        return Ok(());
+    };
+    let (host, error) = (
+        &host.name,
+        format!("`pgshard {command}` works shard by shard"),
+    );
+    Err(Failure::new(
+        Exit::Refused,
+        format!("{error}, and {host} is unsharded: all shards are in its schema {schema}"),
+    )
+    .hint(format!(
+        "change the tables of {host} by the application's own means; docs/import.md says what such \
+            a host can do"
+    )))
 }
 
 /// The facts of every host of the config, all read at the same time; each has its connection's
@@ -349,10 +391,12 @@ pub(crate) async fn record(identities: &Identities, config: &Config) {
 pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> Router {
     let host = |host: &HostConfig| {
         HostOptions::new(host.name.clone(), host.connect.clone(), host.pool_size)
+            .layout(host.layout.clone())
     };
     let options = Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
         .prefix(config.cluster.prefix.clone())
         .key(config.cluster.key)
+        .legacy_below(config.cluster.legacy_below)
         .lookups(config.lookups.values().cloned().collect())
         .application_name(application_name.to_owned());
     Router::new(options)
@@ -377,6 +421,11 @@ pub(crate) fn cluster(config: &Config) -> Cluster {
         epoch: cluster.epoch,
         schema_prefix: cluster.prefix.clone(),
         key: cluster.key,
+        legacy_below: cluster.legacy_below,
+        unsharded: config.unsharded().map(|(host, schema)| UnshardedHost {
+            host: host.name.clone(),
+            schema: schema.clone(),
+        }),
     }
 }
 

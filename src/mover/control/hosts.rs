@@ -78,6 +78,21 @@ impl Hosts {
         }
     }
 
+    /// Refuses to move shards while one of the hosts has all of them in one schema.
+    pub(crate) fn are_sharded(&self) -> Result<(), Error> {
+        match self
+            .cluster
+            .as_ref()
+            .and_then(|cluster| cluster.unsharded.as_ref())
+        {
+            None => Ok(()),
+            Some(whole) => Err(Error::Unsharded {
+                host: whole.host.clone(),
+                schema: whole.schema.to_string(),
+            }),
+        }
+    }
+
     /// Their names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &HostName> {
         self.reached.keys()

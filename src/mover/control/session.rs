@@ -89,7 +89,7 @@ impl Session {
         let sql = "SELECT host_name, (SELECT max(version) FROM pgshard.control_migration),
                 coalesce((SELECT pg_catalog.has_column_privilege(c.oid, 'open_token', 'SELECT')
                     FROM pg_catalog.pg_class c WHERE c.oid = to_regclass('pgshard.move')), true),
-                shards, epoch_ms, schema_prefix, key_kind
+                shards, epoch_ms, schema_prefix, key_kind, legacy_below
             FROM pgshard.cluster";
         let rows = self.rows(what, sql, &[]).await?;
         let Some(row) = rows.first() else {
@@ -110,9 +110,10 @@ impl Session {
             schema_prefix,
             host_name: name,
             key_kind,
+            legacy_below: row.get(7)?,
         };
         if let Some(source) =
-            cluster.and_then(|cluster| recorded.differences(cluster).into_iter().next())
+            cluster.and_then(|cluster| recorded.differences(cluster, &self.host).into_iter().next())
         {
             return Err(Error::OtherCluster {
                 host: self.host.clone(),

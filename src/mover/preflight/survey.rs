@@ -60,6 +60,7 @@ pub(in crate::mover) fn plan<'a>(
     request: &'a Request,
 ) -> BoxFuture<'a, Result<Plan, Error>> {
     Box::pin(async move {
+        context.hosts.are_sharded()?;
         let map = context.store.load().await.map_err(Error::Map)?;
         if !context.hosts.names().any(|host| *host == request.target) {
             return Err(Error::UnknownHost {

@@ -74,6 +74,17 @@ pub enum Error {
         /// In what they differ.
         source: Box<crate::schema::Refusal>,
     },
+    /// A host has all shards in one schema, so that none can be moved from or to it by itself.
+    #[error(
+        "host {host} is unsharded: all shards are in its schema {schema}, and none can be moved \
+            by itself"
+    )]
+    Unsharded {
+        /// The host.
+        host: HostName,
+        /// The schema.
+        schema: String,
+    },
     /// A host's control schema is older than what this pgshard works with. Nothing was changed
     /// there.
     #[error(
@@ -618,6 +629,7 @@ impl Error {
                 | Error::NotGone { .. }
                 | Error::OtherHost { .. }
                 | Error::OtherCluster { .. }
+                | Error::Unsharded { .. }
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Unaudited { .. }

@@ -110,6 +110,7 @@ pub(super) fn check(
             }
         }
         (Ok(versions), Some(control)) if versions.is_empty() => {
+            whole(findings, hosts, host, control);
             damaged(findings, host, control);
             without_rights(findings, host, control);
         }
@@ -122,6 +123,36 @@ pub(super) fn check(
     }
     if facts.control.is_none() {
         empty(findings, hosts, host);
+    }
+}
+
+/// An unsharded host whose schema is gone, or that serves nothing yet.
+fn whole(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &ControlFacts) {
+    let Some(schema) = hosts.cluster.whole(host) else {
+        return;
+    };
+    match &control.whole {
+        Some(whole) if !whole.exists => {
+            let what = format!("it serves all shards from the schema {schema}, which is not there");
+            let remedy = "restore the schema from a backup";
+            findings.add(Severity::Alarm, "schema_missing", Some(host), what, remedy);
+        }
+        Some(_) => {
+            let served = print_shards(control.shards.keys().copied());
+            let what = format!("it is unsharded: its schema {schema} serves the shards {served}");
+            let remedy = "nothing is wrong: docs/import.md says what such a host can do";
+            findings.add(Severity::Notice, "unsharded", Some(host), what, remedy);
+        }
+        None => {
+            let what = format!("it does not serve the shards from the schema {schema} yet");
+            findings.add(
+                Severity::Notice,
+                "whole_not_served",
+                Some(host),
+                what,
+                "give it all shards in the map, then run `pgshard bootstrap`; or take it out",
+            );
+        }
     }
 }
 

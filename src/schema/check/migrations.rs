@@ -19,7 +19,7 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, folder: Option<&
     differing(findings, hosts, folder);
     for (host, control) in &hosts.controls {
         failed(findings, host, control, folder);
-        if let Some(folder) = folder {
+        if let Some(folder) = folder.filter(|_| hosts.cluster.whole(host).is_none()) {
             once_per_host(findings, host, control, folder);
         }
     }
@@ -47,7 +47,9 @@ fn lacking(findings: &mut Findings, hosts: &Hosts<'_>) {
 /// Shards that have not run what they should.
 fn differing(findings: &mut Findings, hosts: &Hosts<'_>, folder: Option<&Migrations>) {
     let mut shards: Vec<(&HostName, ShardId, &[RecordedMigration])> = Vec::new();
-    for (host, control) in &hosts.controls {
+    // On an unsharded host no migrations are run.
+    let sharded = |(_, control): &(&&HostName, &&ControlFacts)| control.whole.is_none();
+    for (host, control) in hosts.controls.iter().filter(sharded) {
         let applied = control.migrations_by_shard();
         // What a moved shard had does not matter any longer.
         let owned = control

@@ -14,7 +14,7 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Password, SslMode, THROWAWAY, quote_ident};
 use crate::schema::control::lock::Foreign;
 use crate::schema::control::rights::shell_word;
-use crate::schema::survey::facts::{HostFacts, Survey};
+use crate::schema::survey::facts::{HostFacts, ShardRow, Survey};
 
 /// Roles with rights that are too wide.
 pub(in crate::schema) fn check(findings: &mut Findings, survey: &Survey) {
@@ -77,7 +77,8 @@ pub(in crate::schema) fn watchers(findings: &mut Findings, survey: &Survey) {
             );
         }
         let clocks = facts.clock.as_ref().map(|clock| &clock.ids_ahead_ms);
-        let serves = control.shards.values().any(|row| row.state.is_owner());
+        let is_owner = |row: &ShardRow| row.state.is_owner();
+        let serves = control.whole.is_none() && control.shards.values().any(is_owner);
         if let (Some(role), true) = (
             &facts.server.watcher,
             serves && clocks.is_some_and(BTreeMap::is_empty),

@@ -67,7 +67,8 @@ SELECT pg_catalog.json_build_object(
     'usable', EXISTS (SELECT FROM pg_catalog.aclexplode(nspacl) WHERE grantee = 0),
     'everybody', EXISTS (SELECT FROM pg_catalog.pg_namespace o, pg_catalog.aclexplode(o.nspacl) AS a
                          WHERE a.grantee = 0 AND a.privilege_type = 'USAGE'
-                             AND o.nspname IN (SELECT s.schema_name FROM pgshard.shard s))
+                             AND o.nspname IN (SELECT s.schema_name FROM pgshard.shard s
+                                 UNION ALL SELECT w.schema_name FROM pgshard.whole w))
     )::text
 FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 

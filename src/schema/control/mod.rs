@@ -14,7 +14,7 @@ pub(in crate::schema) mod script;
 pub(in crate::schema) mod shape;
 pub(in crate::schema) mod steps;
 
-pub use cluster::Cluster;
+pub use cluster::{Cluster, UnshardedHost};
 pub use monitors::{PrivilegedRole, privileged_role};
 pub use recorded::RecordedMigration;
 pub use rights::{Grantor, Grants, Purpose, Service, rights, shard_migration};

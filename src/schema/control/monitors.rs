@@ -17,7 +17,7 @@ use crate::pg::{do_block, quote_ident, quote_literal};
 /// What a monitor reads of the control schema: tables, each with its columns, or with none for the
 /// whole table. A column that is not listed stays unread: tokens, statements, and the bounds of
 /// chunks, which are keys of rows.
-const READ: [(&str, &str); 15] = [
+const READ: [(&str, &str); 16] = [
     ("back", ""),
     (
         "chunk",
@@ -48,6 +48,7 @@ const READ: [(&str, &str); 15] = [
             last_fence_at, opened_lsn",
     ),
     ("shard_migration", ""),
+    ("whole", ""),
 ];
 
 /// The table that no other purpose needs.

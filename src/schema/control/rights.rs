@@ -209,7 +209,7 @@ pub(in crate::schema) fn shell_word(word: &str) -> String {
 }
 
 /// The tables that routers read.
-pub(in crate::schema) const TABLES: [&str; 2] = ["cluster", "identity"];
+pub(in crate::schema) const TABLES: [&str; 3] = ["cluster", "identity", "whole"];
 
 /// The functions that routers call, with the types of their arguments.
 pub(in crate::schema) const FUNCTIONS: [(&str, &str); 4] = [
@@ -299,7 +299,8 @@ fn sql() -> String {
                 AND a.grantee <> (SELECT k.nspowner FROM pg_catalog.pg_namespace k WHERE k.nspname \
                 = 'pgshard')
                 AND CASE WHEN $1::pg_catalog.text IS NOT NULL THEN n.nspname = $1
-                    ELSE n.nspname IN (SELECT s.schema_name FROM pgshard.shard s)
+                    ELSE n.nspname IN (SELECT s.schema_name FROM pgshard.shard s UNION ALL SELECT \
+                    w.schema_name FROM pgshard.whole w)
                         OR n.nspname = 'pgshard' AND a.grantee <> 0 AND a.grantee NOT IN \
                         ({monitors}) END
             UNION SELECT r.rolname::text FROM pg_catalog.pg_roles r

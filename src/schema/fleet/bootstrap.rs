@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::batch::{Alone, run_alone, run_many};
 use super::fault::{HostFault, ShardFault};
-use super::install::{ControlError, install_for};
+use super::install::{ControlError, install_for, serve_all};
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
 use super::one_by_one;
@@ -432,6 +432,7 @@ impl Job<'_> {
         let plan = &self.plan;
         let nothing =
             plan.create.is_empty() && plan.migrate.is_empty() && plan.unfinished.is_empty();
+        let nothing = nothing && plan.serve_all.is_none();
         let is_whole = plan.control.is_empty() && plan.damaged.is_empty();
         if nothing && is_whole && !once {
             return Ok(());
@@ -461,6 +462,11 @@ impl Job<'_> {
                 });
             }
             progress.report.lock().expect(NO_PANIC).control = versions;
+        }
+        if let Some((schema, epoch)) = &plan.serve_all {
+            let served = serve_all(&first, schema, *epoch).await;
+            served.map_err(|error| lost(&error))?;
+            progress.report.lock().expect(NO_PANIC).serves_all = Some(schema.to_string());
         }
         if once {
             let (done, outcome) = run_once(&first, migrations, plan.host_from).await;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use crate::map::HostName;
+use crate::map::{HostName, ShardEpoch};
 use crate::schema::control::Cluster;
 use crate::schema::control::damage::damages;
 use crate::schema::control::lock;
@@ -18,6 +18,7 @@ use crate::schema::control::steps::{STEPS, checksum};
 use crate::schema::survey::facts::FactsError;
 use crate::schema::survey::refusal::{Refusal, pending};
 use crate::schema::survey::{host_facts, installed, shape as read_shape};
+use crate::shard::WholeSchema;
 
 /// How long an installation waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -76,6 +77,23 @@ pub async fn install(
     install_for(client, cluster, host, &Roles::default()).await
 }
 
+/// Records that an unsharded host serves all shards since this epoch. Does nothing where it does.
+///
+/// Locks: the one row of pgshard.whole.
+pub(in crate::schema) async fn serve_all(
+    client: &Client,
+    schema: &WholeSchema,
+    epoch: ShardEpoch,
+) -> Result<(), tokio_postgres::Error> {
+    let epoch = epoch.as_i32();
+    let sql = "INSERT INTO pgshard.whole (schema_name, state, epoch) VALUES ($1, 'serving', $2)
+        ON CONFLICT DO NOTHING";
+    client
+        .execute(sql, &[&schema.as_str(), &epoch])
+        .await
+        .map(drop)
+}
+
 /// As [`install`], and lets these roles look up shards, as well as those that may use a shard of
 /// the host. In one transaction: what was PUBLIC's once is a router's at every moment.
 pub(in crate::schema) async fn install_for(
@@ -102,6 +120,17 @@ pub(in crate::schema) async fn install_for(
         .await
         .map_err(ControlError::Facts)?;
     let mut versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
+    if let Some(schema) = cluster.whole(host) {
+        let there = "SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1";
+        let there = transaction.query(there, &[&schema.as_str()]).await;
+        if there
+            .map_err(sql("look for the schema of all shards"))?
+            .is_empty()
+        {
+            let schema = schema.to_string();
+            return Err(ControlError::Refused(vec![Refusal::NoSchema { schema }]));
+        }
+    }
     // What is created now belongs to the owner of the rest, whichever role creates it. Steps and
     // repairs alter tables that routers and movers use: they must not queue behind it for long.
     let as_owner =
@@ -149,15 +178,18 @@ pub(in crate::schema) async fn install_for(
     admitted.map_err(sql("let the roles of routers and monitors ask"))?;
     if facts.control.is_none() {
         let record =
-            "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind)
-            VALUES ($1, $2, $3, $4, $5)";
+            "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind,
+                legacy_below)
+            VALUES ($1, $2, $3, $4, $5, $6)";
         let (shards, epoch_ms) = (i32::from(cluster.shards.get()), cluster.epoch.unix_ms());
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] = [
+        let key = cluster.layout(host.as_str()).recorded_key(cluster.key);
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
             &shards,
             &epoch_ms,
             &cluster.schema_prefix.as_str(),
             &host.as_str(),
-            &cluster.key.as_str(),
+            &key,
+            &cluster.legacy_below,
         ];
         transaction
             .execute(record, &values)

@@ -29,7 +29,7 @@ use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardState};
 use crate::schema::survey::host_records::HostRecords;
 use crate::schema::survey::ownership::Statement;
 use crate::schema::survey::refusal::{Refusal, pending};
-use crate::shard::ShardId;
+use crate::shard::{SchemaPrefix, ShardId, WholeSchema};
 
 /// A host of the config, with the shards that the map places there.
 #[derive(Clone, Debug)]
@@ -61,6 +61,8 @@ pub(in crate::schema) struct HostPlan {
     pub(in crate::schema) unchanged: usize,
     /// The shards that must be left as they are.
     pub(in crate::schema) refused: BTreeMap<ShardId, ShardFault>,
+    /// On an unsharded host that serves nothing yet: since when it serves all shards.
+    pub(in crate::schema) serve_all: Option<(WholeSchema, ShardEpoch)>,
 }
 
 /// What the hosts know about the shards, independent of the map.
@@ -279,6 +281,16 @@ pub(in crate::schema) fn plan(
         host_from,
         ..HostPlan::default()
     };
+    if let Some(schema) = cluster.whole(&host.name) {
+        plan.host_from = migrations.of_hosts().len();
+        return whole_plan(
+            host,
+            facts,
+            knowledge,
+            (schema, &cluster.schema_prefix),
+            plan,
+        );
+    }
     // Judged once for each set of migrations, not once for each of thousands of shards.
     let mut lacks = BTreeMap::new();
     for set in &control.applied {
@@ -356,6 +368,44 @@ pub(in crate::schema) fn plan(
         return Err(vec![Refusal::MayNotCreate { role, database }]);
     }
     Ok(plan)
+}
+
+/// The same on an unsharded host: it serves all shards that the map places there, if no other host
+/// has a record of one. No migration is run there, and no schema is created.
+fn whole_plan(
+    host: &Host,
+    facts: &HostFacts,
+    knowledge: &Knowledge<'_>,
+    (schema, prefix): (&WholeSchema, &SchemaPrefix),
+    mut plan: HostPlan,
+) -> Result<HostPlan, Vec<Refusal>> {
+    let Some(control) = &facts.control else {
+        let of_shard = |name: &&String| prefix.shard(name).is_some();
+        if let Some(found) = facts.schemas.iter().find(of_shard) {
+            let (schema, found) = (schema.to_string(), found.clone());
+            return Err(vec![Refusal::HasShards { schema, found }]);
+        }
+        plan.offer_all(host, knowledge, schema);
+        return Ok(plan);
+    };
+    match &control.whole {
+        Some(_) => plan.unchanged = host.shards.len(),
+        None => plan.offer_all(host, knowledge, schema),
+    }
+    Ok(plan)
+}
+
+impl HostPlan {
+    /// Lets an unsharded host serve all shards that the map places there, if it may have them.
+    fn offer_all(&mut self, host: &Host, knowledge: &Knowledge<'_>, schema: &WholeSchema) {
+        for (shard, epoch) in &host.shards {
+            let fault = knowledge.forbids(*shard, &host.name, *epoch);
+            self.refused.extend(fault.map(|fault| (*shard, fault)));
+        }
+        if !host.shards.is_empty() && self.refused.is_empty() {
+            self.serve_all = Some((schema.clone(), ShardEpoch::FIRST));
+        }
+    }
 }
 
 /// The damage of the control schema that bootstrap can repair. `check` reports what is to be done

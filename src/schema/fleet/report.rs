@@ -83,6 +83,8 @@ pub struct HostReport {
     pub control: Vec<i32>,
     /// The once-per-host migrations that were run.
     pub once: Vec<String>,
+    /// The schema from which the host serves all shards from now on, if it is unsharded.
+    pub serves_all: Option<String>,
     /// The shards that were created, in order.
     pub created: Vec<ShardId>,
     /// The shards that existed and got migrations, in order.
@@ -128,6 +130,7 @@ impl HostReport {
     /// Whether anything was written.
     pub fn changed(&self) -> bool {
         let done = [
+            self.serves_all.is_none(),
             self.created.is_empty(),
             self.migrated.is_empty(),
             self.begun.is_empty(),

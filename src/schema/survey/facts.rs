@@ -114,6 +114,9 @@ pub struct ControlFacts {
     pub migrations: Vec<RecordedControl>,
     /// What was recorded about the cluster; `None` only if the table was emptied by hand.
     pub cluster: Option<RecordedCluster>,
+    /// The schema of all shards, on an unsharded host. `shards` has a row for each of them then, as
+    /// the host answers for it.
+    pub whole: Option<WholeRow>,
     /// The shards that are here, or were.
     pub shards: BTreeMap<ShardId, ShardRow>,
     /// The shards that moves are bringing here.
@@ -253,8 +256,21 @@ pub struct RecordedCluster {
     pub schema_prefix: String,
     /// The name that the config gave the host.
     pub host_name: String,
-    /// How a key becomes a shard, [`crate::KeyKind::as_str`].
+    /// How a key becomes a shard, [`crate::Layout::recorded_key`].
     pub key_kind: String,
+    /// IDs below it are older than the shards.
+    pub legacy_below: i64,
+}
+
+/// The row of `pgshard.whole`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WholeRow {
+    /// The schema with the rows of all shards.
+    pub schema: String,
+    /// Whether it is there.
+    pub exists: bool,
+    /// Since which epoch the host owns the shards.
+    pub epoch: ShardEpoch,
 }
 
 /// Whether a host owns a shard.

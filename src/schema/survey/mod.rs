@@ -41,7 +41,7 @@ pub use expected_objects::{RESTORE, missing_objects};
 pub use facts::{
     AppliedSet, Attempt, ClockFacts, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit,
     LedgerRow, MadeSet, OfMoves, OpenMove, OpenRollback, Record, RecordedCluster, RecordedControl,
-    ServerFacts, ShardRow, ShardState, Survey,
+    ServerFacts, ShardRow, ShardState, Survey, WholeRow,
 };
 pub use load::{HostLoad, SlotLoad, host_load};
 pub use measure::{Measure, Sizes, measure};

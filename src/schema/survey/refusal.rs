@@ -8,7 +8,7 @@ use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
 use crate::schema::control::Cluster;
 use crate::schema::control::steps::{STEPS, VERSION, checksum};
-use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
+use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId, unsharded_key};
 
 /// The oldest PostgreSQL that works, as `server_version_num`.
 const SERVER_VERSION_MIN: i32 = 130_000;
@@ -100,6 +100,55 @@ pub enum Refusal {
         /// The kind in the config.
         config: KeyKind,
     },
+    /// Another layout.
+    #[error("it recorded that it is {recorded}, the config says {config}")]
+    Layout {
+        /// The layout there: `sharded` or `unsharded`.
+        recorded: &'static str,
+        /// The layout in the config.
+        config: &'static str,
+    },
+    /// Another schema of all shards.
+    #[error("it serves all shards from the schema {recorded:?}, the config says {config:?}")]
+    WholeSchema {
+        /// The schema there.
+        recorded: String,
+        /// The schema in the config.
+        config: String,
+    },
+    /// Another limit of the IDs from before the shards.
+    #[error(
+        "it recorded that IDs below {recorded} are from before the shards, the config says {config}"
+    )]
+    LegacyBelow {
+        /// The limit there.
+        recorded: i64,
+        /// The limit in the config.
+        config: i64,
+    },
+    /// The schema of all shards is not there.
+    #[error("the schema {schema:?}, from which it is to serve all shards, is not there")]
+    NoSchema {
+        /// The schema.
+        schema: String,
+    },
+    /// Schemas of shards are there.
+    #[error(
+        "it is to serve all shards from the schema {schema:?}, and has schemas of shards, such as \
+            {found}"
+    )]
+    HasShards {
+        /// The schema of all shards.
+        schema: String,
+        /// A schema with a shard's name.
+        found: String,
+    },
+    /// What was to be done works in each shard, and the host has one schema for all.
+    #[error("it is unsharded: all shards are in its schema {schema:?}")]
+    Unsharded {
+        /// The schema.
+        schema: String,
+    },
     /// Another host.
     #[error("it recorded that it is the host {recorded}, the config calls it {config}")]
     HostName {
@@ -182,6 +231,28 @@ impl Refusal {
                 put_back("schema_prefix", &format!("\"{recorded}\""))
             }
             Refusal::Key { recorded, .. } => put_back("key", &format!("\"{recorded}\"")),
+            Refusal::Layout { recorded, .. } => format!(
+                "it cannot change once bootstrapped: put layout = \"{recorded}\" back into the \
+                    config, or use another database"
+            ),
+            Refusal::WholeSchema { recorded, .. } => put_back("schema", &format!("{recorded:?}")),
+            Refusal::LegacyBelow { recorded: 0, .. } => {
+                "it cannot change once bootstrapped: take legacy_below out of the config".to_owned()
+            }
+            Refusal::LegacyBelow { recorded, .. } => {
+                put_back("legacy_below", &recorded.to_string())
+            }
+            Refusal::NoSchema { .. } => {
+                "name the schema that has the application's tables, or the right database"
+                    .to_owned()
+            }
+            Refusal::HasShards { .. } => {
+                "name the database from before the shards; one with shards stays sharded".to_owned()
+            }
+            Refusal::Unsharded { schema } => format!(
+                "change the tables of {schema} as before, by the application's own migrations; \
+                    shards come into being by an import (docs/import.md)"
+            ),
             Refusal::HostMigrations { remedy, .. } => remedy.clone(),
             Refusal::Emptied { host, .. } => restore(host),
             Refusal::HostName { recorded, .. } => format!(
@@ -197,6 +268,9 @@ impl Refusal {
             | Refusal::Epoch { .. }
             | Refusal::Prefix { .. }
             | Refusal::Key { .. }
+            | Refusal::Layout { .. }
+            | Refusal::WholeSchema { .. }
+            | Refusal::LegacyBelow { .. }
             | Refusal::HostName { .. } => true,
             Refusal::ServerTooOld { .. }
             | Refusal::Standby
@@ -206,6 +280,9 @@ impl Refusal {
             | Refusal::Changed { .. }
             | Refusal::Lost
             | Refusal::HostMigrations { .. }
+            | Refusal::NoSchema { .. }
+            | Refusal::HasShards { .. }
+            | Refusal::Unsharded { .. }
             | Refusal::Emptied { .. } => false,
         }
     }
@@ -225,6 +302,12 @@ impl Refusal {
             Refusal::Prefix { .. } => "prefix_differs",
             Refusal::HostMigrations { .. } => "host_migrations_drift",
             Refusal::Key { .. } => "key_differs",
+            Refusal::Layout { .. } => "layout_differs",
+            Refusal::WholeSchema { .. } => "whole_schema_differs",
+            Refusal::LegacyBelow { .. } => "legacy_below_differs",
+            Refusal::NoSchema { .. } => "whole_schema_missing",
+            Refusal::HasShards { .. } => "has_shards",
+            Refusal::Unsharded { .. } => "unsharded",
             Refusal::HostName { .. } => "host_name_differs",
             Refusal::Emptied { .. } => "host_emptied",
         }
@@ -232,8 +315,9 @@ impl Refusal {
 }
 
 impl RecordedCluster {
-    /// Everything in which the cluster is another one than the config's.
-    pub(crate) fn differences(&self, cluster: &Cluster) -> Vec<Refusal> {
+    /// Everything in which the cluster, or the layout of this host of it, is another one than the
+    /// config's.
+    pub(crate) fn differences(&self, cluster: &Cluster, host: &HostName) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         if self.shards != i32::from(cluster.shards.get()) {
             refusals.push(Refusal::Shards {
@@ -251,10 +335,25 @@ impl RecordedCluster {
             let (recorded, config) = (self.schema_prefix.clone(), cluster.schema_prefix.clone());
             refusals.push(Refusal::Prefix { recorded, config });
         }
-        if self.key_kind != cluster.key.as_str() {
+        let (config, unsharded) = (cluster.whole(host), unsharded_key(&self.key_kind));
+        if config.is_some() != unsharded.is_some() {
+            let name = |is_unsharded| if is_unsharded { "unsharded" } else { "sharded" };
+            refusals.push(Refusal::Layout {
+                recorded: name(unsharded.is_some()),
+                config: name(config.is_some()),
+            });
+        }
+        let key = unsharded.unwrap_or(&self.key_kind);
+        if key != cluster.key.as_str() {
             refusals.push(Refusal::Key {
-                recorded: self.key_kind.clone(),
+                recorded: key.to_owned(),
                 config: cluster.key,
+            });
+        }
+        if self.legacy_below != cluster.legacy_below {
+            refusals.push(Refusal::LegacyBelow {
+                recorded: self.legacy_below,
+                config: cluster.legacy_below,
             });
         }
         refusals
@@ -268,12 +367,20 @@ pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -
         // The row is written together with the first migration.
         None => refusals.push(Refusal::Lost),
         Some(recorded) => {
-            refusals.extend(recorded.differences(cluster));
+            refusals.extend(recorded.differences(cluster, host));
             if recorded.host_name != host.as_str() {
                 let (recorded, config) = (recorded.host_name.clone(), host.clone());
                 refusals.push(Refusal::HostName { recorded, config });
             }
         }
+    }
+    if let (Some(there), Some(schema)) = (&control.whole, cluster.whole(host))
+        && there.schema != schema.as_str()
+    {
+        refusals.push(Refusal::WholeSchema {
+            recorded: there.schema.clone(),
+            config: schema.to_string(),
+        });
     }
     for recorded in &control.migrations {
         match STEPS.iter().find(|step| step.version == recorded.version) {
@@ -341,6 +448,24 @@ pub(in crate::schema) fn pending(
     Ok(missing.collect())
 }
 
+/// The same for what works in each shard: an unsharded host is refused.
+///
+/// # Errors
+/// As [`pending`], and where all shards of the host are in one schema.
+pub(in crate::schema) fn pending_in_shards(
+    facts: &HostFacts,
+    cluster: &Cluster,
+    host: &HostName,
+) -> Result<Vec<i32>, Vec<Refusal>> {
+    let versions = pending(facts, cluster, host)?;
+    match cluster.whole(host) {
+        None => Ok(versions),
+        Some(schema) => Err(vec![Refusal::Unsharded {
+            schema: schema.to_string(),
+        }]),
+    }
+}
+
 #[cfg(test)]
 pub(in crate::schema) mod tests {
     use super::super::facts::{RecordedControl, ServerFacts};
@@ -352,6 +477,8 @@ pub(in crate::schema) mod tests {
             epoch: Epoch::from_unix_ms(1_293_840_000_000).unwrap(),
             schema_prefix: SchemaPrefix::default(),
             key: KeyKind::Integer,
+            legacy_below: 0,
+            unsharded: None,
         }
     }
 
@@ -372,6 +499,7 @@ pub(in crate::schema) mod tests {
                 schema_prefix: "shard_".to_owned(),
                 host_name: host.to_owned(),
                 key_kind: "integer".to_owned(),
+                legacy_below: 0,
             }),
             ..ControlFacts::default()
         };

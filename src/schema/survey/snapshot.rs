@@ -3,7 +3,7 @@
 //! Invariant: everything about the shards comes from one statement, so from one snapshot. With two
 //! statements, a shard that opens in between would seem to be nowhere, or in two places.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use tokio_postgres::Client;
@@ -15,7 +15,7 @@ use crate::schema::control::RecordedMigration;
 use crate::schema::control::shape::Shape;
 use crate::schema::survey::facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, IncomingRow, KeptAudit, LedgerRow, MadeSet,
-    OpenRollback, RecordedCluster, RecordedControl, ShardRow, ShardState,
+    OpenRollback, RecordedCluster, RecordedControl, ShardRow, ShardState, WholeRow,
 };
 use crate::shard::ShardId;
 
@@ -34,8 +34,10 @@ const CONTROL: &str = r#"
 SELECT json_build_object(
     'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version)
         FROM pgshard.control_migration),
-    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind)
-        FROM pgshard.cluster),
+    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind,
+            legacy_below) FROM pgshard.cluster),
+    'whole', (SELECT json_build_array(schema_name, epoch,
+            EXISTS (SELECT FROM pg_namespace WHERE nspname = schema_name)) FROM pgshard.whole),
     'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
                    date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
                    date_part('epoch', clock_timestamp() - last_fence_at) * 1000))
@@ -110,6 +112,7 @@ SELECT json_build_object(
 struct RawControl {
     migrations: Option<Vec<RecordedControl>>,
     cluster: Option<RecordedCluster>,
+    whole: Option<(String, i32, bool)>,
     shards: Option<Vec<RawShard>>,
     incoming: Option<Vec<RawIncoming>>,
     moving: Option<Vec<ShardId>>,
@@ -178,6 +181,13 @@ pub(super) async fn read(client: &Client, shape: &Shape) -> Result<ControlFacts,
 
 fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
     let shards = raw.shards.unwrap_or_default().into_iter().map(shard_row);
+    let mut shards = shards.collect::<Result<BTreeMap<_, _>, _>>()?;
+    let whole = raw.whole.map(whole_row).transpose()?;
+    if let (Some(whole), Some(cluster)) = (&whole, &raw.cluster) {
+        for shard in of_whole(cluster) {
+            shards.entry(shard).or_insert_with(|| served(whole));
+        }
+    }
     let incoming = raw
         .incoming
         .unwrap_or_default()
@@ -190,7 +200,8 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
     Ok(ControlFacts {
         migrations: raw.migrations.unwrap_or_default(),
         cluster: raw.cluster,
-        shards: shards.collect::<Result<_, _>>()?,
+        whole,
+        shards,
         incoming: incoming.collect::<Result<_, _>>()?,
         moving: raw.moving.unwrap_or_default().into_iter().collect(),
         applied: applied
@@ -216,6 +227,33 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
         ledger: raw.ledger.unwrap_or_default(),
         ..ControlFacts::default()
     })
+}
+
+fn whole_row((schema, at, exists): (String, i32, bool)) -> Result<WholeRow, FactsError> {
+    let epoch = ShardEpoch::from_i32(at);
+    let epoch = epoch.ok_or_else(|| unreadable(format!("epoch {at} of all shards")))?;
+    Ok(WholeRow {
+        schema,
+        exists,
+        epoch,
+    })
+}
+
+/// The shards that an unsharded host answers for, as `pgshard.look` does.
+fn of_whole(cluster: &RecordedCluster) -> impl Iterator<Item = ShardId> + use<> {
+    (0..cluster.shards).filter_map(|number| ShardId::try_from(number).ok())
+}
+
+fn served(whole: &WholeRow) -> ShardRow {
+    ShardRow {
+        schema: whole.schema.clone(),
+        state: ShardState::Serving,
+        epoch: whole.epoch,
+        peer: None,
+        move_id: None,
+        fence_left_ms: None,
+        fence_ago_ms: None,
+    }
 }
 
 fn shard_row(row: RawShard) -> Result<(ShardId, ShardRow), FactsError> {

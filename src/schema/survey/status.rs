@@ -71,6 +71,7 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
             (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), least))::bigint
                 FROM pg_catalog.pg_replication_slots),
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
+                AND pg_catalog.to_regclass('pgshard.whole') IS NOT NULL
         FROM wal";
     let standbys = "SELECT count(*)::int4,
             max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), least))::bigint,
@@ -88,7 +89,9 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
         .await;
     let commits_wait = waits.is_ok_and(|row| row.try_get(0).unwrap_or(false));
     let shards = if row.try_get(8)? {
-        let sql = "SELECT count(*)::int4 FROM pgshard.shard WHERE state <> 'moved'";
+        // An unsharded host has one row for all of them.
+        let sql = "SELECT count(*)::int4 + coalesce((SELECT c.shards FROM pgshard.whole,
+                pgshard.cluster c), 0) FROM pgshard.shard WHERE state <> 'moved'";
         Some(unsigned(client.query_one(sql, &[]).await?.try_get(0)?))
     } else {
         None
@@ -178,9 +181,9 @@ pub async fn database_environment(
     };
     if row.try_get(5)? {
         // Every access list of a shard's schema and of its objects.
-        let sql = "WITH here AS (SELECT n.oid, n.nspacl FROM pgshard.shard s
-                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state <> \
-                'moved'),
+        let sql = "WITH here AS (SELECT n.oid, n.nspacl FROM (SELECT schema_name FROM pgshard.shard
+                    WHERE state <> 'moved' UNION ALL SELECT schema_name FROM pgshard.whole) s
+                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name),
             lists AS (SELECT nspacl AS list FROM here
                 UNION ALL SELECT c.relacl FROM here JOIN pg_catalog.pg_class c ON c.relnamespace = \
                 here.oid

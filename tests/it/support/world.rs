@@ -10,7 +10,7 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, parse_shards};
 use pgshard::mover::{Hosts, Mode, Mover, Observer, Options, Request};
 use pgshard::schema::bootstrap;
-use pgshard::schema::{Cluster, Migrations};
+use pgshard::schema::{Cluster, Migrations, UnshardedHost};
 use pgshard::{Router, ShardId};
 use serde_json::Value;
 use tokio::process::{Child, Command};
@@ -186,6 +186,11 @@ impl World {
             epoch,
             schema_prefix,
             key: cluster.key,
+            legacy_below: cluster.legacy_below,
+            unsharded: self.config.unsharded().map(|(host, schema)| UnshardedHost {
+                host: host.name.clone(),
+                schema: schema.clone(),
+            }),
         }
     }
 

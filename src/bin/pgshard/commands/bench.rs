@@ -41,6 +41,7 @@ pub(crate) async fn run(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "bench")?;
     let map = context::map(&config).await?;
     let all: Vec<ShardId> = map.shards().iter().collect();
     let by_host = context::by_host(&map, &all);

@@ -300,6 +300,13 @@ pub(super) fn print_summary(report: &Report, output: &Output) {
             );
         }
     }
+    for (name, host) in &report.hosts {
+        if let Some(schema) = &host.serves_all {
+            output.note(format_args!(
+                "{name} serves all shards from its schema {schema}"
+            ));
+        }
+    }
     if report.nothing_to_do() {
         output.note("nothing to do");
     }

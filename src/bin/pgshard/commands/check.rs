@@ -164,8 +164,11 @@ async fn deeper(
             .iter()
             .map(|(host, _)| (host.name.clone(), host.connect.clone()))
     };
-    let owned = |(_, facts): &(&HostConfig, &HostFacts)| {
-        let control = facts.control.iter();
+    let owned = |(host, facts): &(&HostConfig, &HostFacts)| {
+        let control = facts
+            .control
+            .iter()
+            .filter(|_| host.layout.whole().is_none());
         let owned = control.flat_map(|control| control.shards.values());
         owned.filter(|row| row.state.is_owner()).count()
     };
@@ -211,7 +214,9 @@ async fn deeper(
                 schemas,
             }
         };
-        let shelves: Vec<HostShards> = heard.iter().map(shelf).collect();
+        // Which shard a row is of is what the rules are about: all are in one schema there.
+        let is_sharded = |(host, _): &&(&HostConfig, &HostFacts)| host.layout.whole().is_none();
+        let shelves: Vec<HostShards> = heard.iter().filter(is_sharded).map(shelf).collect();
         let keys = config
             .tables
             .iter()

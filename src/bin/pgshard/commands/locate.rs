@@ -120,6 +120,14 @@ pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Fail
             .key
             .shard_of_text(key, shards)
             .map_err(Failure::usage)?,
+        Target::Id(id) if is_legacy(*id, config) => {
+            let error = format!(
+                "the ID {id} was made before there were shards (they are all below {}) and names \
+                    none",
+                config.cluster.legacy_below
+            );
+            return Err(Failure::usage(error).hint("name the key of its row: --key"));
+        }
         Target::Id(id) => Id::decode(*id).shard(),
         Target::Shard(shard) => *shard,
     };
@@ -137,6 +145,11 @@ pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Fail
     Err(Failure::usage(error).hint(
         "it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)",
     ))
+}
+
+/// Whether an ID is of the time before the shards; negative ones are later than all others.
+fn is_legacy(id: i64, config: &Config) -> bool {
+    id.cast_unsigned() < config.cluster.legacy_below.cast_unsigned()
 }
 
 pub(super) fn located(
@@ -158,7 +171,7 @@ pub(super) fn located(
     };
     Ok(ShardLocation {
         what,
-        schema: config.cluster.prefix.schema(shard),
+        schema: context::schema_of(config, &place.host, shard),
         host: place.host.to_string(),
         epoch: place.epoch.get(),
         map_version: map.version().get(),

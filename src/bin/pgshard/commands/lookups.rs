@@ -137,6 +137,7 @@ impl From<pgshard::lookups::Writer> for Writer {
 /// Shows all look-ups of the config.
 pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "lookups status")?;
     let map = context::map(&config).await?;
     let shards = usize::from(map.shards().get());
     let router = context::router(&config, map, "pgshard lookups");
@@ -248,6 +249,7 @@ pub(crate) async fn build(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "lookups build")?;
     defined(&config.lookups, name)?;
     let map = context::map(&config).await?;
     let bar = output.progress("build".to_owned(), "shards", u64::from(map.shards().get()));
@@ -319,6 +321,7 @@ pub(crate) async fn check(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "lookups check")?;
     defined(&config.lookups, name)?;
     let map = context::map(&config).await?;
     let bar = output.progress("check".to_owned(), "shards", u64::from(map.shards().get()));
@@ -338,6 +341,7 @@ pub(crate) async fn repair(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "lookups repair")?;
     defined(&config.lookups, name)?;
     let map = context::map(&config).await?;
     let bar = output.progress("repair".to_owned(), "shards", u64::from(map.shards().get()));
@@ -407,6 +411,7 @@ pub(crate) async fn suspend(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "lookups suspend")?;
     defined(&config.lookups, name)?;
     let map = context::map(&config).await?;
     let router = context::router(&config, map, "pgshard lookups");
@@ -430,6 +435,7 @@ pub(crate) struct Swept {
 /// Deletes the claims that were spent more than a day ago.
 pub(crate) async fn sweep(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "lookups sweep")?;
     let map = context::map(&config).await?;
     let router = context::router(&config, map, "pgshard lookups");
     let mut swept = BTreeMap::new();

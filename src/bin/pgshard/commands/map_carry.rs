@@ -192,6 +192,10 @@ fn exported(config: &Config, map: &ShardMap) -> ExportReport {
 /// PgDog's `[[databases]]`, one for each host that has shards, numbered from 0, and where each
 /// shard's schema is.
 fn pgdog(config: &Config, map: &ShardMap) -> Result<String, Failure> {
+    if let Some((host, _)) = config.unsharded() {
+        let error = format!("{} is unsharded, and PgDog routes to shards", host.name);
+        return Err(Failure::new(Exit::Refused, error).hint("export when there are shards"));
+    }
     let text = |value: &str| toml_text(value);
     let mut written = format!(
         "# Map version {} of pgshard. After a move: `pgshard map export --format pgdog` again, \

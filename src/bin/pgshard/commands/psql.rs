@@ -28,7 +28,7 @@ pub(crate) async fn run(
     }
     let shard = shard_of(target, &config)?;
     let host = owner(&config, &map, shard, output).await?.host;
-    let schema = config.cluster.prefix.schema(shard);
+    let schema = context::schema_of(&config, &host, shard);
     let connect = config.hosts.get(&host).map(|host| &host.connect);
     let connect =
         connect.ok_or_else(|| Failure::usage(format!("the config names no host {host}")))?;

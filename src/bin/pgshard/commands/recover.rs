@@ -102,6 +102,7 @@ pub(crate) async fn run(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "recover")?;
     let host = context::host(&config, &args.host)?;
     let identities = context::identities(&config, output).await?;
     let mover = mover(

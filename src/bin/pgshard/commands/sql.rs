@@ -13,7 +13,9 @@ use std::time::Instant;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
-use pgshard::map::{HostName, print_shards};
+use pgshard::config::Config;
+use pgshard::id::{Id, MS_MAX};
+use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::pg::cause::causes;
 use pgshard::router::{Error, Router};
 use schemars::JsonSchema;
@@ -52,6 +54,7 @@ pub(crate) async fn run(
         Some(list) => crate::context::shards(list, map.shards())?,
     };
     let placed = |shard: &ShardId| map.host(*shard).cloned();
+    let shards = once_for_all(&config, &map, shards, query)?;
     let by_host = context::by_host(&map, &shards);
     let router = context::router(&config, map.clone(), "pgshard sql");
     let shape = output.waiting("reading the columns", shape(&router, &by_host, query));
@@ -336,6 +339,40 @@ fn print_errors(
     }
 }
 
+/// These shards; the first alone for all shards of an unsharded host, where the query is run once.
+fn once_for_all(
+    config: &Config,
+    map: &ShardMap,
+    shards: Vec<ShardId>,
+    query: &str,
+) -> Result<Vec<ShardId>, Failure> {
+    let whole = config.unsharded().filter(|(host, _)| {
+        let on = |shard| map.host(shard).is_some_and(|on| *on == host.name);
+        map.shards().iter().all(on)
+    });
+    match whole {
+        None => Ok(shards),
+        Some((host, _)) if query.contains("{shard_id}") => {
+            let error = format!(
+                "{} is unsharded: the query is for all shards at once",
+                host.name
+            );
+            Err(Failure::new(Exit::Refused, error).hint("leave out {shard_id}"))
+        }
+        Some(_) if shards.len() == usize::from(map.shards().get()) => {
+            Ok(shards.into_iter().take(1).collect())
+        }
+        Some((host, schema)) => {
+            let error = format!(
+                "{} is unsharded: its schema {schema} has the rows of all shards",
+                host.name
+            );
+            Err(Failure::new(Exit::Refused, error)
+                .hint("leave out --shards, and name the keys in the query"))
+        }
+    }
+}
+
 /// The query on its way.
 struct Job {
     router: Router,
@@ -382,7 +419,9 @@ fn is_host_down(error: &Error) -> bool {
 
 /// Runs a statement on a shard in a READ ONLY transaction.
 async fn read_only(router: &Router, shard: ShardId, sql: &str) -> Result<Vec<Row>, Error> {
-    let transaction = router.shard(shard)?.build_transaction().read_only(true);
+    // By an ID of the shard: an unsharded host gives no rows of a shard by its number.
+    let id = Id::new(MS_MAX, shard, 0).expect("the last millisecond has IDs");
+    let transaction = router.by_id(id)?.build_transaction().read_only(true);
     transaction.run(async |tx| tx.query(sql, &[]).await).await
 }
 

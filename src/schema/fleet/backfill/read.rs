@@ -13,7 +13,7 @@ use crate::schema::control::Cluster;
 use crate::schema::fleet::fault::HostFault;
 use crate::schema::fleet::session;
 use crate::schema::survey::host_facts;
-use crate::schema::survey::refusal::pending;
+use crate::schema::survey::refusal::pending_in_shards;
 use crate::shard::ShardId;
 
 /// The number of shards that one statement reads.
@@ -80,7 +80,7 @@ async fn read_in(
     let facts = host_facts(client)
         .await
         .map_err(|error| HostFault::unread(&error))?;
-    match pending(&facts, cluster, host) {
+    match pending_in_shards(&facts, cluster, host) {
         Ok(versions) if versions.is_empty() => read(client).await,
         Ok(_) => Err(HostFault::NotBootstrapped),
         Err(refusals) => Err(HostFault::Refused(refusals)),

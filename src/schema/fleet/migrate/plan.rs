@@ -15,7 +15,7 @@ use crate::schema::fleet::migrations::{Migrations, Pending};
 use crate::schema::survey::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
 use crate::schema::survey::host_records::HostRecords;
 use crate::schema::survey::ownership::Statement;
-use crate::schema::survey::refusal::{Refusal, pending};
+use crate::schema::survey::refusal::{Refusal, pending_in_shards};
 use crate::shard::ShardId;
 
 /// What is to be run where.
@@ -143,7 +143,10 @@ pub fn plan(request: &Request, survey: &Survey) -> Plan {
     );
     for (name, facts) in survey.iter().filter(|(name, _)| request.chooses(name)) {
         let Ok(facts) = facts else { continue };
-        let of_host = match (pending(facts, &request.cluster, name), &facts.control) {
+        let of_host = match (
+            pending_in_shards(facts, &request.cluster, name),
+            &facts.control,
+        ) {
             (Err(refusals), _) => HostPlan {
                 fault: Some(HostFault::Refused(refusals)),
                 ..HostPlan::default()

@@ -26,7 +26,7 @@ use crate::schema::fleet::migrations::{Kind, Migration};
 use crate::schema::fleet::report::{HostReport, Report};
 use crate::schema::fleet::session::{self, flush};
 use crate::schema::survey::facts::{ControlFacts, Survey};
-use crate::schema::survey::refusal::pending;
+use crate::schema::survey::refusal::pending_in_shards;
 use crate::shard::ShardId;
 
 /// The operator's decision about a migration.
@@ -107,7 +107,10 @@ pub fn plan_resolving(
     let (mut resolving, mut wrong) = (Resolving::default(), Vec::new());
     for (host, facts) in survey.iter().filter(|(name, _)| request.chooses(name)) {
         let Ok(facts) = facts else { continue };
-        let of_host = match (pending(facts, &request.cluster, host), &facts.control) {
+        let of_host = match (
+            pending_in_shards(facts, &request.cluster, host),
+            &facts.control,
+        ) {
             (Err(refusals), _) => HostResolving {
                 fault: Some(HostFault::Refused(refusals)),
                 ..Default::default()

@@ -38,6 +38,10 @@ pub(super) const SCENES: &[Scene] = &[
         "own-errors",
         "give back the application's own errors, and soon",
     ),
+    scene(
+        "unsharded",
+        "send nothing to a host whose recorded kind of key is not the cluster's",
+    ),
     scene("moved-select", "follow a shard that has left"),
     scene("moved-insert", "write a row once where the shard is now"),
     scene(
@@ -93,6 +97,7 @@ pub(super) async fn play(scene: &Scene, stage: &Stage) -> Played {
         "ids" => ids(client).await,
         "calm" => calm(stage, client).await,
         "own-errors" => own_errors(client).await,
+        "unsharded" => unsharded(stage, client).await,
         "old-map" => old(stage, client).await,
         "fence" => {
             closed(
@@ -242,6 +247,28 @@ async fn own_errors(client: &mut Client) -> Played {
         }
     }
     Ok(())
+}
+
+/// For a while db2 says what an unsharded host says. The shard is there all the same: a statement
+/// that was sent would be seen.
+async fn unsharded(stage: &Stage, client: &mut Client) -> Played {
+    let db2 = stage.host("db2").await?;
+    let becomes = |kind| format!("UPDATE pgshard.cluster SET key_kind = '{kind}'");
+    db2.batch_execute(&becomes("unsharded-integer")).await?;
+    let insert = "INSERT INTO {shard}.notes (owner, word) VALUES (30, 'sent')";
+    let answers = async {
+        for transaction in [false, true] {
+            if let Answer::Rows(rows) = client.run(30, &[insert], transaction).await? {
+                return complain(format_args!(
+                    "it wrote to a host with the kind of key unsharded-integer: {rows:?}"
+                ));
+            }
+        }
+        has_notes(&db2, 30, &[]).await
+    };
+    let played = answers.await;
+    db2.batch_execute(&becomes("integer")).await?;
+    played
 }
 
 /// Runs a statement on a shard that has left db1 without the client's knowledge.

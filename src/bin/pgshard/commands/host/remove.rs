@@ -170,9 +170,14 @@ async fn owned(
     }
     if !here.is_empty() {
         let shards = print_shards(here);
-        refusals.push(format!(
-            "{name} holds shards {shards}\n  remedy: `pgshard drain {name}`"
-        ));
+        let is_unsharded = config
+            .unsharded()
+            .is_some_and(|(host, _)| host.name == *name);
+        let remedy = match is_unsharded {
+            true => "it is unsharded, and stays until the shards are imported".to_owned(),
+            false => format!("`pgshard drain {name}`"),
+        };
+        refusals.push(format!("{name} holds shards {shards}\n  remedy: {remedy}"));
     }
     Ok(refusals)
 }

@@ -26,6 +26,20 @@ pub(super) async fn text(urls: &[String], path: &Path) -> Result<String, Failure
     let Some((first, cluster)) = recorded.first() else {
         return Err(Failure::usage("no host is named"));
     };
+    let unsharded = |host: &HostName| {
+        let facts = survey.get(host).and_then(|facts| facts.as_ref().ok());
+        facts.and_then(|facts| facts.control.as_ref()?.whole.as_ref())
+    };
+    if let Some((host, whole)) = survey
+        .keys()
+        .find_map(|host| Some((host, unsharded(host)?)))
+    {
+        let error = format!("{host} is unsharded, which `pgshard init --from` cannot write down");
+        return Err(Failure::new(Exit::Refused, error).hint(format!(
+            "write the config by hand: [hosts.{host}] with layout = \"unsharded\", schema = {:?}",
+            whole.schema
+        )));
+    }
     let same = |other: &RecordedCluster| RecordedCluster {
         host_name: cluster.host_name.clone(),
         ..other.clone()

@@ -99,6 +99,7 @@ pub(crate) async fn backfill(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate backfill")?;
     if args.status {
         return status(args.name.as_deref(), &config, output).await;
     }

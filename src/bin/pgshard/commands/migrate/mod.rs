@@ -36,6 +36,7 @@ pub(crate) async fn up(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate up")?;
     let request = request(&config, target, how)?;
     let identities = context::identities(&config, output).await?;
     context::record(&identities, &config).await;

@@ -65,6 +65,7 @@ pub(crate) async fn plan(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate plan")?;
     let how = How {
         which: Which::Pending,
         canary: None,

@@ -46,6 +46,7 @@ pub(crate) async fn resolve(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate resolve")?;
     let (request, name) = (migrate_request(&config, target)?, bare(name));
     let resolved = schema::migrate::resolve(&request, name, resolution).await;
     let report = resolved.map_err(|error| refused(&error, name, &config))?;
@@ -62,6 +63,7 @@ pub(crate) async fn plan_resolving(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate resolve")?;
     let (request, name) = (migrate_request(&config, target)?, bare(name));
     let survey = context::survey(&config, output).await;
     for (host, facts) in &survey {

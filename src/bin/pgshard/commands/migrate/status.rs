@@ -56,6 +56,7 @@ pub(crate) struct MigrationStatus {
 /// Prints which migrations each shard has, as the hosts have recorded them.
 pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate status")?;
     let map = context::map(&config).await?;
     // What a shard has is known by its host, whatever is wrong in the folder.
     let (migrations, unusable) = context::usable_migrations(&config);

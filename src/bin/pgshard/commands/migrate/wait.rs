@@ -43,6 +43,7 @@ pub(crate) async fn wait(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "migrate wait")?;
     let migrations = context::migrations(&config)?;
     let wanted = names_to_wait_for(name, config.cluster.migrations.is_some(), &migrations)?;
     let router = context::router(
@@ -50,7 +51,8 @@ pub(crate) async fn wait(
         context::map(&config).await?,
         "pgshard migrate wait",
     );
-    let until = Instant::now() + within;
+    let begun = Instant::now();
+    let until = begun + within;
     let (mut shown, mut late) = (Vec::new(), None);
     for (name, file) in &wanted {
         let count = usize::from(config.cluster.shards.get());
@@ -90,7 +92,7 @@ pub(crate) async fn wait(
     let Some(how_far) = late else {
         return Ok(Exit::Done);
     };
-    let words = format!("after {} s {how_far}", within.as_secs());
+    let words = format!("after {} s {how_far}", begun.elapsed().as_secs());
     output.error_with_remedy(
         words,
         "`pgshard migrate up` runs it; `pgshard migrate status` and `pgshard check` say more",

@@ -71,6 +71,7 @@ pub(crate) async fn repair(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "moves repair")?;
     let [shard] = shards(&args.shard, config.cluster.shards)?[..] else {
         return Err(Failure::usage("one shard at a time is repaired").hint("name it like 17"));
     };

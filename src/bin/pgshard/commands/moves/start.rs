@@ -46,6 +46,7 @@ pub(crate) async fn run(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    context::sharded(&config, "move")?;
     let shards = context::shards(&asked.shards, config.cluster.shards)?;
     let request = Request::new(shards, context::host(&config, &asked.target)?).mode(asked.mode);
     let identities = context::identities(&config, output).await?;

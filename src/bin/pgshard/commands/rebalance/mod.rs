@@ -92,6 +92,12 @@ async fn go(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
+    let command = if asked.drained.is_some() {
+        "drain"
+    } else {
+        "rebalance"
+    };
+    context::sharded(&config, command)?;
     let drained = asked
         .drained
         .as_deref()

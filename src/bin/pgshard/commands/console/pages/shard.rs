@@ -11,6 +11,7 @@ use super::super::snapshot::Snapshot;
 use super::moves;
 use super::page::{Page, Part};
 use super::words::{advice, clock, command, number, severity, short, text};
+use crate::context;
 use crate::output::size;
 
 pub(super) fn page(seen: &Snapshot, config: &Config, shard: ShardId) -> Page {
@@ -49,6 +50,10 @@ fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
     let place = map.and_then(|map| map.placement(shard));
     let weights = seen.weights();
     let weight = weights.get(&shard);
+    let schema = match &place {
+        Some(place) => context::schema_of(config, &place.host, shard),
+        None => config.cluster.prefix.schema(shard),
+    };
     let elsewhere = config
         .hosts
         .keys()
@@ -56,7 +61,7 @@ fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
     html! {
         div.card {
             dl {
-                dt { "schema" } dd { code { (config.cluster.prefix.schema(shard)) } }
+                dt { "schema" } dd { code { (schema) } }
                 @if let Some(place) = &place {
                     dt { "host, by the map" }
                     dd { a href=(format!("/hosts#host-{}", place.host)) { (place.host.as_str()) }
