@@ -55,6 +55,9 @@ _HOST_KEYS = (
     "weight",
     "max_shards",
     "max_bytes",
+    "layout",
+    "schema",
+    "unrouted",
 )
 _ROUTER_KEYS = (
     "max_connections",
@@ -242,7 +245,13 @@ class _Reader:
         shards = epoch_ms = None
         prefix, key, migrations = "shard_", KeyKind.INTEGER, None
         if cluster is not None:
-            cluster.only(["shards", "epoch", "schema_prefix", "key", "migrations"])
+            cluster.only(["shards", "epoch", "schema_prefix", "key", "migrations", "legacy_below"])
+            if "legacy_below" in cluster.table:
+                cluster.add(
+                    "legacy_below",
+                    "this package cannot tell IDs from before the shards from others yet: use a"
+                    " config without such IDs",
+                )
             shards, epoch_ms = self.shards(cluster), self.epoch(cluster)
             prefix, key, migrations = (
                 self.prefix(cluster),
@@ -383,6 +392,16 @@ class _Reader:
         router_url = entry.text("router_url")
         own_prepare = entry.word("prepare", _PREPARE, prepare)
         entry.word("reads", ("primary", "replica"), "primary")
+        if entry.word("layout", ("sharded", "unsharded"), "sharded") == "unsharded":
+            entry.add(
+                "layout",
+                "an unsharded host is for programs in Rust: this package works on shards only, and"
+                " nothing is sent there",
+            )
+        else:
+            for only in ("schema", "unrouted"):
+                if only in entry.table:
+                    entry.add(only, f"{only} is for an unsharded host: leave it out")
         size = entry.number("pool_size")
         if size is not None and not 1 <= size <= 1000:
             entry.add("pool_size", f"pool_size must be 1 to 1000, not {size}: the default is 16")

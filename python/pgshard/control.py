@@ -36,7 +36,7 @@ def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: Ke
     """
     try:
         row = connection.execute(
-            "SELECT shards, key_kind FROM pgshard.cluster", prepare=False
+            "SELECT shards, key_kind, legacy_below FROM pgshard.cluster", prepare=False
         ).fetchone()
     except psycopg.errors.UndefinedTable:
         return
@@ -46,6 +46,16 @@ def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: Ke
         raise HostDiffers(
             f"host {host.name} recorded {row[0]} shards, the config says {shards}: one is another"
             " cluster's"
+        )
+    if row[1].startswith("unsharded-"):
+        raise HostDiffers(
+            f"host {host.name} is unsharded: all shards are in one schema there, and this package"
+            " works on shards only. Nothing was sent"
+        )
+    if row[2] != 0:
+        raise HostDiffers(
+            f"host {host.name} recorded that IDs below {row[2]} name no shard, which this package"
+            " cannot tell yet. Nothing was sent"
         )
     if row[1] != key.value:
         raise HostDiffers(
