@@ -488,6 +488,8 @@ impl IntoResponse for Failure {
 /// They call the handlers as axum does, on a cluster of their own: docs/rust.md, "Tests".
 #[cfg(test)]
 mod tests {
+    use pgshard::dev;
+    use pgshard::schema::{self, UnshardedHost, bootstrap};
     use pgshard::testing::{self, TestCluster};
 
     use super::*;
@@ -496,7 +498,13 @@ mod tests {
     async fn start() -> (TestCluster, Arc<App>) {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/photo_app/migrations");
         let cluster = testing::cluster().migrations(folder).await.unwrap();
-        let hosts = hosts(cluster.config());
+        let app = on(cluster.config(), cluster.router().clone()).await;
+        (cluster, app)
+    }
+
+    /// The app with its tickets.
+    async fn on(config: &Config, router: Router) -> Arc<App> {
+        let hosts = hosts(config);
         let series = tickets::Create {
             name: TicketName::new("users").unwrap(),
             hosts: hosts.iter().map(|host| host.name.clone()).collect(),
@@ -509,13 +517,74 @@ mod tests {
         };
         let id = uuid::Uuid::new_v4();
         tickets::create(&hosts, &series, id).await.unwrap();
-        let app = App {
-            router: cluster.router().clone(),
-            users: users(cluster.config()).unwrap(),
-            epoch: cluster.config().cluster.epoch,
+        Arc::new(App {
+            router,
+            users: users(config).unwrap(),
+            epoch: config.cluster.epoch,
             metrics: PrometheusBuilder::new().build_recorder().handle(),
+        })
+    }
+
+    /// The same tables in one database, as before there were shards. It makes IDs with the shard in
+    /// them, so that they are found by the ID alone later too.
+    const ONE_DATABASE: &str = "CREATE SCHEMA app; CREATE SEQUENCE app.numbers;
+        CREATE FUNCTION app.wide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            NEW.id := (extract(epoch FROM now() - '2026-01-01T00:00:00Z'::timestamptz)
+                * 1000)::bigint << 23;
+            NEW.id := NEW.id | (NEW.user_id % 16 << 10) | nextval('app.numbers') % 1024;
+            RETURN NEW; END $$;";
+
+    /// One database with the app's tables, as an unsharded host.
+    async fn start_on_one_database() -> (dev::Cluster, Arc<App>) {
+        let binaries = dev::Binaries::first().unwrap();
+        let servers = dev::Cluster::start(&dev::ClusterOptions::new(1, binaries)).unwrap();
+        let text = servers.config_text(pgshard::ShardCount::new(16).unwrap(), None);
+        let url = servers.servers()[0].url();
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let tables = include_str!("photo_app/migrations/0001_photos.sql");
+        let tables = tables
+            .replace("DEFAULT {shard}.next_id()", "")
+            .replace("{shard}", "app");
+        client.batch_execute(ONE_DATABASE).await.unwrap();
+        client.batch_execute(&tables).await.unwrap();
+        let wide = "CREATE TRIGGER wide BEFORE INSERT ON app.photos FOR EACH ROW
+            EXECUTE FUNCTION app.wide()";
+        client.batch_execute(wide).await.unwrap();
+
+        let path = servers.directory().join("pgshard.toml");
+        let layout = "layout = \"unsharded\"\nschema = \"app\"\n";
+        std::fs::write(
+            &path,
+            text.replace("\nurl = ", &format!("\n{layout}url = ")),
+        )
+        .unwrap();
+        let config = Config::load(&path).unwrap();
+        let (host, schema) = config.unsharded().unwrap();
+        let cluster = schema::Cluster {
+            shards: config.cluster.shards,
+            epoch: config.cluster.epoch,
+            schema_prefix: config.cluster.prefix.clone(),
+            key: config.cluster.key,
+            legacy_below: 0,
+            unsharded: Some(UnshardedHost {
+                host: host.name.clone(),
+                schema: schema.clone(),
+            }),
         };
-        (cluster, Arc::new(app))
+        let all = config.map.as_ref().unwrap().iter();
+        let hosts = vec![bootstrap::Host {
+            name: host.name.clone(),
+            connect: host.connect.clone(),
+            shards: all.map(|(shard, _, epoch)| (shard, epoch)).collect(),
+        }];
+        let request = bootstrap::Request::new(cluster, hosts, schema::Migrations::none());
+        let report = bootstrap::bootstrap(&request, &|_| ()).await;
+        assert!(report.is_complete(), "{report:?}");
+        let app = on(&config, pgshard::connect(&path).await.unwrap()).await;
+        (servers, app)
     }
 
     /// Creates a user with photos of these titles: the user's number, and the photos' IDs.
@@ -543,6 +612,19 @@ mod tests {
     #[tokio::test]
     async fn a_photo_is_found_by_its_id_and_liked_once_by_a_user() {
         let (_cluster, app) = start().await;
+        photos_are_found_and_liked(app).await;
+    }
+
+    /// The application is the same before there are shards.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_application_runs_on_its_one_database_before_the_shards() {
+        let (_servers, app) = start_on_one_database().await;
+        photos_are_found_and_liked(app.clone()).await;
+        feeds_have_the_newest_photos(app.clone()).await;
+        nothing_else_is_found(app).await;
+    }
+
+    async fn photos_are_found_and_liked(app: Arc<App>) {
         let (user, ids) = user_with(&app, &["Prague"]).await;
         for _ in 0..2 {
             let liked = like(State(app.clone()), Path((ids[0], user))).await;
@@ -556,6 +638,10 @@ mod tests {
     #[tokio::test]
     async fn a_feed_has_the_newest_photos_of_users_on_all_shards() {
         let (_cluster, app) = start().await;
+        feeds_have_the_newest_photos(app).await;
+    }
+
+    async fn feeds_have_the_newest_photos(app: Arc<App>) {
         let (mut users, mut newest) = (Vec::new(), Vec::new());
         for _ in 0..8 {
             let (user, ids) = user_with(&app, &["one", "two"]).await;
@@ -590,6 +676,10 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_there_is_not_found() {
         let (_cluster, app) = start().await;
+        nothing_else_is_found(app).await;
+    }
+
+    async fn nothing_else_is_found(app: Arc<App>) {
         let renamed = NewUser {
             name: "Eve".to_owned(),
         };

@@ -1,4 +1,4 @@
-"""A client of a pgshard cluster in 150 lines, with psycopg and nothing of ours, for those who write
+"""A client of a pgshard cluster in 160 lines, with psycopg and nothing of ours, for those who write
 one in another language. It keeps the rules of docs/protocol.md:
 `pgshard conformance serve -- python3 examples/conformance/client.py`. One thread, and a connection
 a host; an application's client also limits how many callers wait, and pools its connections.
@@ -44,6 +44,7 @@ class Look:
 class Client:
     def __init__(self, asked):
         self.shards, self.prefix, self.hosts = asked["shards"], asked["prefix"], asked["hosts"]
+        self.key = asked["key"]
         self.places = [tuple(place) for place in asked["map"]]
         self.connections = {}
 
@@ -54,7 +55,12 @@ class Client:
     def connection(self, host):
         found = self.connections.get(host)
         if found is None or found.closed:
-            found = self.connections[host] = psycopg.connect(self.hosts[host], autocommit=True, prepare_threshold=None)
+            found = psycopg.connect(self.hosts[host], autocommit=True, prepare_threshold=None)
+            there = found.execute("SELECT shards, key_kind FROM pgshard.cluster").fetchone()
+            if there != (self.shards, self.key):
+                found.close()
+                raise RuntimeError(f"host {host} has recorded {there}: it is no host of this cluster as it is known here")
+            self.connections[host] = found
         return found
 
     def ask(self, host, sql, *params):

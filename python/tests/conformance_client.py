@@ -25,8 +25,9 @@ class Client:
     def connection(self, name):
         found = self.connections.get(name)
         if found is None or found.closed:
-            found = self.connections[name] = connect(self.directory.host(name))
+            found = connect(self.directory.host(name))
             self.directory.meet(found, self.directory.host(name))
+            self.connections[name] = found
         return found
 
     def run(self, shard, texts, transaction):

@@ -17,6 +17,7 @@ BROKEN = {
     "ids": ("bits >> 10 & 8191", "bits >> 10 & 4095"),
     "calm": ("{shard:04d}", "{shard:03d}"),
     "own-errors": ("return not (", "return None and ("),
+    "unsharded": ("if there != (self.shards, self.key):", "if False:"),
     "moved-select": ('code == "SH001" or code[:2]', "code[:2]"),
     "moved-insert": ("if epoch > self.places[shard][1]:", "if False:"),
     "moved-upsert": ('in ("42", ', "in ("),
