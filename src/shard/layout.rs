@@ -15,7 +15,7 @@ pub enum Layout {
     #[default]
     Sharded,
     /// The host serves all shards of the cluster from this one schema of ordinary tables
-    /// (`docs/import.md`).
+    /// (`docs/from-one-database.md`).
     Unsharded(WholeSchema),
 }
 

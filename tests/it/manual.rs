@@ -242,7 +242,7 @@ pages! {
     backup: "docs/backup.md",
     change_data_capture: "docs/cdc.md",
     production: "docs/production.md",
-    import: "docs/import.md",
+    from_one_database: "docs/from-one-database.md",
 }
 
 /// Every block that a reader could type is run by a test of its page, or has a reason why not. The

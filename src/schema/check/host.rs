@@ -140,7 +140,7 @@ fn whole(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &
         Some(_) => {
             let served = print_shards(control.shards.keys().copied());
             let what = format!("it is unsharded: its schema {schema} serves the shards {served}");
-            let remedy = "nothing is wrong: docs/import.md says what such a host can do";
+            let remedy = "nothing is wrong: docs/from-one-database.md says what such a host can do";
             findings.add(Severity::Notice, "unsharded", Some(host), what, remedy);
         }
         None => {

@@ -251,7 +251,7 @@ impl Refusal {
             }
             Refusal::Unsharded { schema } => format!(
                 "change the tables of {schema} as before, by the application's own migrations; \
-                    shards come into being by an import (docs/import.md)"
+                    shards come into being by an import (docs/from-one-database.md)"
             ),
             Refusal::HostMigrations { remedy, .. } => remedy.clone(),
             Refusal::Emptied { host, .. } => restore(host),
