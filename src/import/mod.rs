@@ -1,5 +1,6 @@
 //! Bringing the tables of one database into shards: [`assess`] reads a database and judges whether
-//! it can be done, and [`keys`] gives each table the key.
+//! it can be done, [`keys`] gives each table the key, and [`separate`] puts the tables into a
+//! schema of their own.
 //!
 //! `read` and `sample` make `facts`, `decide` determines what becomes of each table, and `judge`
 //! finds the obstacles; both are pure. `statements` reads what the application sends. `change` has
@@ -25,6 +26,7 @@ mod obstacle;
 mod read;
 mod report;
 mod sample;
+pub mod separate;
 mod statements;
 
 use std::path::PathBuf;

@@ -66,6 +66,12 @@ pub enum ChangeError {
         /// The sessions.
         by: Vec<Blocker>,
     },
+    /// Sessions with the settings of before have not ended. What was done before remains.
+    #[error("sessions began before search_path was set: {}", listed(sessions))]
+    OldSessions {
+        /// The sessions, the oldest first.
+        sessions: Vec<Blocker>,
+    },
     /// Another command changes the same database.
     #[error("another import command is at work in this database: process {pid}")]
     Busy {

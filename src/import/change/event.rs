@@ -21,6 +21,14 @@ pub enum StepKind {
     Index,
     /// The key is part of the replica identity.
     Identity,
+    /// There is a schema for the imported tables, with the rights of the former one.
+    Schema,
+    /// New sessions look for tables there, too.
+    SearchPath,
+    /// The sessions that began before have ended.
+    Sessions,
+    /// The imported tables are in their schema.
+    Tables,
     /// What was done is taken back.
     Undo,
 }
@@ -35,6 +43,10 @@ impl StepKind {
             StepKind::NotNull => "allow no NULL",
             StepKind::Index => "build the index",
             StepKind::Identity => "set the replica identity",
+            StepKind::Schema => "create the schema",
+            StepKind::SearchPath => "set search_path",
+            StepKind::Sessions => "wait for sessions of before",
+            StepKind::Tables => "move the tables",
             StepKind::Undo => "take back",
         }
     }
@@ -46,7 +58,7 @@ impl StepKind {
 pub enum ChangeEvent {
     /// A step begins.
     Step {
-        /// The table.
+        /// The table, or the schema.
         object: String,
         /// The step.
         step: StepKind,
@@ -64,6 +76,11 @@ pub enum ChangeEvent {
         what: String,
         /// The sessions.
         by: Vec<Blocker>,
+    },
+    /// Sessions have the settings of before; they are waited for.
+    OldSessions {
+        /// The sessions, the oldest first.
+        sessions: Vec<Blocker>,
     },
 }
 

@@ -7,6 +7,7 @@
 mod blocker;
 mod error;
 mod event;
+pub(super) mod record;
 mod request;
 mod session;
 

@@ -182,7 +182,25 @@ impl Session {
         statements: &[String],
         observer: Observer<'_>,
     ) -> Result<(), ChangeError> {
+        let also = &[];
+        let short = self.short_with(what, tables, mode, statements, also, observer);
+        short.await
+    }
+
+    /// The same for statements that lock other relations, too, which no LOCK TABLE can have: so
+    /// that those who have locks of them are named.
+    pub(in crate::import) async fn short_with(
+        &self,
+        what: &str,
+        tables: &[(u32, String)],
+        mode: Mode,
+        statements: &[String],
+        also: &[u32],
+        observer: Observer<'_>,
+    ) -> Result<(), ChangeError> {
         let begun = Instant::now();
+        let locked = tables.iter().map(|(oid, _)| *oid);
+        let locked: Vec<u32> = locked.chain(also.iter().copied()).collect();
         let sql = transaction(tables, mode, statements);
         let mut pauses = 0;
         loop {
@@ -195,7 +213,7 @@ impl Session {
                 return Err(ChangeError::postgres(what, source));
             }
             self.execute("end a try", "ROLLBACK").await?;
-            let by = self.blockers(tables, mode).await?;
+            let by = self.blockers(&locked, mode).await?;
             let what = what.to_owned();
             if begun.elapsed() > self.wait_max {
                 return Err(ChangeError::Blocked { what, by });
@@ -208,13 +226,13 @@ impl Session {
         }
     }
 
-    /// The sessions with locks on tables that conflict, those with the oldest transaction first.
+    /// The sessions with locks on relations that conflict, those with the oldest transaction first.
     pub(in crate::import) async fn blockers(
         &self,
-        tables: &[(u32, String)],
+        relations: &[u32],
         mode: Mode,
     ) -> Result<Vec<Blocker>, ChangeError> {
-        let oids: Vec<String> = tables.iter().map(|(oid, _)| oid.to_string()).collect();
+        let oids: Vec<String> = relations.iter().map(u32::to_string).collect();
         let sql = format!(
             "SELECT json_build_object('pid', a.pid, 'role', coalesce(a.usename, ''),
                 'application', coalesce(a.application_name, ''),

@@ -18,6 +18,18 @@ use super::obstacle::BlockingObject;
 pub(crate) use keys::must_agree;
 pub(crate) use skew::shares;
 
+/// What is bound to imported tables and is not imported with them.
+pub(crate) fn border(database: &Database, decisions: &Decisions) -> Vec<BlockingObject> {
+    let mut found = Vec::new();
+    let case = Case {
+        database,
+        decisions,
+        first_id: 0,
+    };
+    border::look(&case, &mut found);
+    found
+}
+
 /// All obstacles, other than statements and what a move does not carry.
 pub(crate) fn judge(
     database: &Database,

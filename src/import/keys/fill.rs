@@ -69,7 +69,7 @@ pub(super) async fn fill(
             break;
         }
         if begun.elapsed() > session.wait_max() && rounds > 0 {
-            let tables = [(table.oid, table.sql.clone())];
+            let tables = [table.oid];
             let by = session.blockers(&tables, Mode::ShareRowExclusive).await?;
             return Err(ChangeError::Blocked { what, by });
         }

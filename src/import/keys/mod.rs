@@ -10,6 +10,7 @@
 
 mod apply;
 mod fill;
+pub(super) mod moved;
 mod prepared;
 mod record;
 mod refuse;

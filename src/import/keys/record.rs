@@ -6,11 +6,11 @@
 
 use serde::Deserialize;
 
-use crate::import::change::{ChangeError, Session};
+use crate::import::change::{ChangeError, Session, record};
 use crate::pg::quote_literal;
 
-/// The schema of the record and the triggers' functions.
-pub(super) const SCHEMA: &str = "pgshard_import";
+/// Its table.
+const TABLE: &str = "keys";
 
 /// Makes the record. It locks nothing of the application's.
 const MAKE: &str = "CREATE SCHEMA IF NOT EXISTS pgshard_import;
@@ -44,13 +44,7 @@ pub(super) struct Record {
 /// Makes the record if there is none.
 pub(super) async fn make(session: &Session) -> Result<(), ChangeError> {
     let what = "create the schema pgshard_import";
-    let exists: Option<bool> = session
-        .value(
-            what,
-            "SELECT to_json(to_regclass('pgshard_import.keys') IS NOT NULL)",
-        )
-        .await?;
-    if exists == Some(true) {
+    if record::exists(session, TABLE).await? {
         return Ok(());
     }
     session.execute(what, MAKE).await
@@ -59,13 +53,7 @@ pub(super) async fn make(session: &Session) -> Result<(), ChangeError> {
 /// Reads the record; nothing if there is none.
 pub(super) async fn read(session: &Session) -> Result<Vec<Record>, ChangeError> {
     let what = "read pgshard_import.keys";
-    let exists: Option<bool> = session
-        .value(
-            what,
-            "SELECT to_json(to_regclass('pgshard_import.keys') IS NOT NULL)",
-        )
-        .await?;
-    if exists != Some(true) {
+    if !record::exists(session, TABLE).await? {
         return Ok(Vec::new());
     }
     let sql = "SELECT row_to_json(k) FROM (SELECT relation::int8, key_column, way, parent::int8,
@@ -95,20 +83,5 @@ pub(super) fn sets(
 
 /// Drops the record and its schema, if nothing is left in them.
 pub(super) async fn drop_if_empty(session: &Session) -> Result<(), ChangeError> {
-    let sql = "DO $drop$
-        DECLARE left_over boolean := true;
-        BEGIN
-            IF to_regclass('pgshard_import.keys') IS NOT NULL THEN
-                EXECUTE 'SELECT EXISTS (SELECT FROM pgshard_import.keys)' INTO left_over;
-                IF NOT left_over THEN DROP TABLE pgshard_import.keys; END IF;
-            END IF;
-            IF to_regnamespace('pgshard_import') IS NOT NULL
-                AND NOT EXISTS (SELECT FROM pg_class
-                    WHERE relnamespace = to_regnamespace('pgshard_import'))
-                AND NOT EXISTS (SELECT FROM pg_proc
-                    WHERE pronamespace = to_regnamespace('pgshard_import')) THEN
-                DROP SCHEMA pgshard_import;
-            END IF;
-        END $drop$";
-    session.execute("drop the record", sql).await
+    record::drop_if_empty(session, TABLE).await
 }

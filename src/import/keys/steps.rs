@@ -282,5 +282,7 @@ fn locks(kind: StepKind) -> &'static str {
         }
         StepKind::Index => "SHARE UPDATE EXCLUSIVE: reads and writes do not wait",
         StepKind::Undo => "as for the steps that are taken back",
+        // These are not of a table.
+        StepKind::Schema | StepKind::SearchPath | StepKind::Sessions | StepKind::Tables => "none",
     }
 }

@@ -17,8 +17,8 @@
 //! The functions run with the rights of the role that made them, see no schema but `pg_catalog`,
 //! and can be called by no other trigger.
 
-use super::record::SCHEMA;
 use super::table::{KeyTable, Parent};
+use crate::import::change::record::SCHEMA;
 use crate::pg::{quote_ident, quote_literal};
 
 /// The triggers' names sort behind those of the application, so that they see what its own triggers
@@ -50,7 +50,12 @@ pub(super) fn are_there(table: &KeyTable, parent: &Parent, of_parent: &[String])
 
 /// The functions' names, quoted, in their schema.
 fn fill_function(table: u32) -> String {
-    format!("{SCHEMA}.fill_{table}")
+    format!("{SCHEMA}.{}", fill_name(table))
+}
+
+/// The name of the function that fills a table's rows.
+pub(super) fn fill_name(table: u32) -> String {
+    format!("fill_{table}")
 }
 
 fn lock_function(parent: u32) -> String {
