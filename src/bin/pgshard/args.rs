@@ -35,7 +35,7 @@ pub(crate) use dev::{
 };
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
-pub(crate) use import::{ImportAssess, ImportCommand, ImportKeys};
+pub(crate) use import::{ImportAssess, ImportCommand, ImportKeys, ImportSeparate};
 pub(crate) use lookups::LookupsCommand;
 pub(crate) use map::{MapCommand, MapFormat, MapShow};
 pub(crate) use migrate::{MigrateBackfill, MigrateCommand, MigrateTarget};

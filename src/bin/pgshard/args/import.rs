@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args as ArgGroup, Subcommand};
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
+use pgshard::import::separate::{PathChange, SeparateRequest};
 use pgshard::import::{ChangeRequest, Choices, KeyName, TableName};
 
 use crate::values;
@@ -15,6 +16,7 @@ use crate::values;
 pub(crate) enum ImportCommand {
     Assess(ImportAssess),
     Keys(ImportKeys),
+    Separate(ImportSeparate),
 }
 
 /// Can this database be brought into shards, and what has to be changed first?
@@ -95,7 +97,7 @@ pub(crate) struct Imported {
     /// The column that shows to which key the rows of its table belong; may be repeated
     #[arg(long, value_name = "TABLE.COLUMN")]
     by: Vec<KeyName>,
-    /// How long a step may wait for other sessions' locks; they never wait for it for long
+    /// How long a step may wait for other sessions; they never wait for it for long
     #[arg(
         long,
         value_name = "SECONDS",
@@ -173,5 +175,72 @@ impl ImportKeys {
             .tables(self.table.clone())
             .columns(self.column.clone())
             .rows_per_second(self.max_rows)
+    }
+}
+
+/// Put the imported tables into a schema of their own, while the application works
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Four steps: an empty schema, with the rights of the former one; search_path with the new schema \
+before the former one, for the database and for each role with a setting of its own (--plan shows \
+each ALTER DATABASE and ALTER ROLE … IN DATABASE); a wait until the sessions have ended that began \
+before, which are named; then all tables move in one transaction, with their indexes, sequences \
+and statistics, in short tries: no statement of the application waits for longer than 0.2 s.
+
+Renew the application's sessions to let the wait end: restart it, or RECONNECT in PgBouncer. A \
+session's own SET, and options in a connection string, cannot be seen: change them first. \
+--keep-search-path leaves search_path to you, and waits for no session. From the second step on, \
+CREATE without a schema creates in the new one.
+
+Refused by name, with everything as it was: foreign keys, views, rules, policies, inheritance, \
+triggers and bound functions between imported tables and others; functions that name the former \
+schema. Their texts are searched, and so is pg_stat_statements, for a warning; statements that are \
+put together at run time, and those of the application, cannot all be found: leave the schema out \
+of them.
+
+A run that was interrupted is continued by the next, and --undo takes everything back, each \
+search_path too. The role must own the tables, may create schemas, and may set search_path: of \
+the database as its owner, of another role as a superuser or with CREATEROLE. It needs \
+pg_read_all_stats to see when sessions began.
+
+The exit code is 0 if the tables are in their schema, 8 if sessions or transactions of others last \
+too long, 4 if something has to be changed first; of --check 1 if something is missing.
+
+Examples:
+  pgshard import separate service=app --key users.id --schema app --plan
+  pgshard import separate service=app --key users.id --schema app --max-wait-s 86400
+  pgshard import separate service=app --key users.id --schema app --check
+  pgshard import separate service=app --key users.id --schema app --undo")]
+pub(crate) struct ImportSeparate {
+    #[command(flatten)]
+    pub(crate) imported: Imported,
+    /// The new schema
+    #[arg(long, value_name = "NAME")]
+    schema: String,
+    /// Leave search_path to you: each session has the new schema in it
+    #[arg(long)]
+    keep_search_path: bool,
+    /// Show the steps, with their SQL and locks, and change nothing
+    #[arg(long, group = "what")]
+    pub(crate) plan: bool,
+    /// Show what is missing; change nothing
+    #[arg(long, group = "what")]
+    pub(crate) check: bool,
+    /// Take everything back
+    #[arg(long, group = "what")]
+    pub(crate) undo: bool,
+}
+
+impl ImportSeparate {
+    /// What is to be separated.
+    pub(crate) fn request(&self) -> SeparateRequest {
+        let search_path = if self.keep_search_path {
+            PathChange::Kept
+        } else {
+            PathChange::Set
+        };
+        SeparateRequest::new(self.imported.key.clone(), &self.schema)
+            .change(self.imported.request())
+            .search_path(search_path)
     }
 }

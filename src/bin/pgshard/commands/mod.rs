@@ -173,6 +173,7 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Import { command } => match command {
             ImportCommand::Assess(args) => import::assess(&args, config, output).await,
             ImportCommand::Keys(args) => import::keys::keys(&args, output).await,
+            ImportCommand::Separate(args) => import::separate::separate(&args, output).await,
         },
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Bench(args) => {
@@ -507,7 +508,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
             command: MigrateCommand::Retry(_) | MigrateCommand::Resolve(_),
         } => Some("run the same command again: it does what is left"),
         Command::Import {
-            command: ImportCommand::Keys(_),
+            command: ImportCommand::Keys(_) | ImportCommand::Separate(_),
         } => Some("run the same command again: it does what is left"),
         Command::Tickets {
             command: TicketsCommand::Create(_),

@@ -64,6 +64,8 @@ fn all() -> Vec<CommandOutput> {
         "import assess": pgshard::import::Assessment;
         "import keys": import::keys::Finished, pgshard::import::ChangeEvent,
             pgshard::import::keys::KeysPlan;
+        "import separate": import::separate::Finished, pgshard::import::ChangeEvent,
+            pgshard::import::separate::SeparatePlan;
         "locate": locate::ShardLocation, locate::Wrong<'static>;
         "lookups build": lookups::Built<'static>;
         "lookups suspend": lookups::Suspended<'static>;

@@ -23,6 +23,11 @@ pub(super) fn show(event: &ChangeEvent, output: &Output) {
                 output.note(format_args!("cannot {what} yet: {one}"));
             }
         }
+        ChangeEvent::OldSessions { sessions } => {
+            for one in sessions {
+                output.note(format_args!("has the search_path of before: {one}"));
+            }
+        }
     }
 }
 
@@ -35,6 +40,10 @@ pub(super) fn failure(error: ChangeError) -> Failure {
         error @ ChangeError::Blocked { .. } => Failure::from(error)
             .ends(Exit::Partly)
             .hint("end these transactions, then run the same command again: it continues"),
+        error @ ChangeError::OldSessions { .. } => Failure::from(error).ends(Exit::Partly).hint(
+            "renew them (restart the application; RECONNECT in PgBouncer), then run the same \
+                 command again: it continues",
+        ),
         error @ ChangeError::Busy { .. } => {
             Failure::from(error).hint("wait for it, or end it with pg_terminate_backend")
         }

@@ -3,6 +3,7 @@
 mod change;
 mod html;
 pub(super) mod keys;
+pub(super) mod separate;
 mod text;
 mod words;
 
