@@ -3,6 +3,7 @@
 mod keys;
 mod obstacles;
 mod reads;
+mod separate;
 mod shown;
 mod statements;
 

@@ -1,6 +1,6 @@
 //! `pgshard import keys`.
 
-mod application;
+pub(super) mod application;
 mod interrupted;
 mod races;
 mod refused;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
@@ -22,10 +23,28 @@ pub(crate) struct Application {
 pub(crate) struct Counts {
     pub(crate) done: u64,
     pub(crate) deadlocks: u64,
+    /// What took longest.
+    pub(crate) longest: Duration,
+}
+
+/// How long a connection is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Use {
+    Always,
+    /// Another takes its place after this time.
+    Renewed(Duration),
 }
 
 impl Application {
     pub(crate) async fn start(cluster: &TestCluster, writers: usize) -> Application {
+        Application::start_with(cluster, writers, Use::Always).await
+    }
+
+    pub(crate) async fn start_with(
+        cluster: &TestCluster,
+        writers: usize,
+        connections: Use,
+    ) -> Application {
         let port = cluster.server(0).port();
         let (stop, likes) = (
             Arc::new(AtomicBool::new(false)),
@@ -33,13 +52,10 @@ impl Application {
         );
         let mut tasks = Vec::new();
         for _ in 0..writers {
-            let writer = connect(&format!("postgres://writer@127.0.0.1:{port}/base")).await;
-            writer
-                .batch_execute("SET lock_timeout = '1s'")
-                .await
-                .unwrap();
+            let url = format!("postgres://writer@127.0.0.1:{port}/base");
+            let writer = writer(&url).await;
             let (stop, likes) = (Arc::clone(&stop), Arc::clone(&likes));
-            tasks.push(tokio::spawn(write(writer, stop, likes)));
+            tasks.push(tokio::spawn(write(writer, url, connections, stop, likes)));
         }
         Application { stop, tasks, likes }
     }
@@ -52,16 +68,40 @@ impl Application {
             let counts = task.await.expect("no writer has failed");
             all.done += counts.done;
             all.deadlocks += counts.deadlocks;
+            all.longest = all.longest.max(counts.longest);
         }
         all
     }
 }
 
-async fn write(writer: Client, stop: Arc<AtomicBool>, likes: Arc<AtomicI64>) -> Counts {
+async fn writer(url: &str) -> Client {
+    let writer = connect(url).await;
+    let set = writer.batch_execute("SET lock_timeout = '1s'").await;
+    set.unwrap();
+    writer
+}
+
+async fn write(
+    mut writer: Client,
+    url: String,
+    connections: Use,
+    stop: Arc<AtomicBool>,
+    likes: Arc<AtomicI64>,
+) -> Counts {
     let mut counts = Counts::default();
+    let mut since = Instant::now();
     while !stop.load(Ordering::SeqCst) {
+        if let Use::Renewed(after) = connections
+            && since.elapsed() > after
+        {
+            writer = self::writer(&url).await;
+            since = Instant::now();
+        }
         let (sql, added) = statements();
-        match writer.simple_query(&sql).await {
+        let begun = Instant::now();
+        let answer = writer.simple_query(&sql).await;
+        counts.longest = counts.longest.max(begun.elapsed());
+        match answer {
             Ok(messages) => {
                 counts.done += 1;
                 let rows = messages.iter().find_map(|message| match message {
