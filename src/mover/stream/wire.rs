@@ -1,4 +1,4 @@
-//! The messages of pgoutput, protocol version 1, as PostgreSQL 13 to 18 send them.
+//! The messages of pgoutput, protocol version 1, as PostgreSQL 14 to 19 send them.
 //! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
 //!
 //! Pure. Invariant: no bytes make it panic, and a message is read to its end or refused.
