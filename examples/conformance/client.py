@@ -59,9 +59,7 @@ class Client:
             there = found.execute("SELECT shards, key_kind FROM pgshard.cluster").fetchone()
             if there != (self.shards, self.key):
                 found.close()
-                raise RuntimeError(
-                    f"host {host} has recorded {there}: it is no host of this cluster as it is known here"
-                )
+                raise RuntimeError(f"host {host} has recorded {there}, which is not what the config says")
             self.connections[host] = found
         return found
 
