@@ -175,7 +175,7 @@ fn table(ended: &[&MoveListing]) -> Markup {
             div.scroll { table {
                 thead { tr {
                     th { "move" } th { "shards" } th { "from" } th { "to" } th { "phase" }
-                    th { "since" } th { "audit" } th { "rollback" } th.right { "WAL kept" }
+                    th { "since" } th { "audit" } th { "way back" } th.right { "WAL kept" }
                     th { "next" }
                 } }
                 tbody { @for one in ended.iter().take(ENDED_MAX) { tr {
@@ -221,7 +221,7 @@ pub(super) fn entries(entries: &[&Entry]) -> Markup {
         div.scroll { table {
             thead { tr {
                 th { "move" } th { "from" } th { "to" } th { "phase" } th.right { "rows" }
-                th.right { "closed for" } th { "audit" } th { "rollback" } th { "changed" }
+                th.right { "closed for" } th { "audit" } th { "way back" } th { "changed" }
             } }
             tbody { @for entry in entries { tr {
                 td.whole { (link(&entry.id.to_string())) } td { (entry.source.as_str()) }

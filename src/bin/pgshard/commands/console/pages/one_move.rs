@@ -111,7 +111,7 @@ fn table(entries: &[&Entry]) -> Markup {
         div.scroll { table {
             thead { tr {
                 th.right { "shard" } th { "phase" } th.right { "attempt" } th.right { "rows" }
-                th.right { "closed for" } th { "audit" } th { "rollback" } th { "at work" }
+                th.right { "closed for" } th { "audit" } th { "way back" } th { "at work" }
             } }
             tbody { @for entry in entries.iter().take(512) {
                 tr {
