@@ -12,6 +12,7 @@ import difflib
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 
 from .errors import ConfigError
 from .hosts import Host, read_conninfo
+from .ids import SHARD_BITS_END
 from .keys import SHARDS_MAX, KeyKind
-from .map import ShardMap, is_host_name
+from .layout import Unrouted, schema_problem
+from .map import ShardMap, is_host_name, parse_ranges
 from .password_command import PasswordCommand
 from .values import NAME_MAX, Definition, Fold
 
@@ -111,10 +114,30 @@ class Config:
     """The database that keeps the map; None if the map is in the file."""
     lookups: Mapping[str, Definition] = field(default_factory=dict, repr=False)
     """The look-ups by name."""
+    legacy_below: int = 0
+    """IDs from 0 up to this one, exclusively, were made before the shards, and name none."""
+
+    @property
+    def unsharded(self) -> Host | None:
+        """The host that keeps all shards in one schema of ordinary tables, if there is one."""
+        return next((host for host in self.hosts.values() if host.whole is not None), None)
 
     def schema(self, shard: int) -> str:
-        """The schema of a shard, not quoted: `shard_0007`."""
+        """The schema of a shard, not quoted, on a host with a schema for each: `shard_0007`."""
         return f"{self.prefix}{shard:04d}"
+
+    def check_map(self, map: ShardMap) -> None:
+        """Checks that a map gives the unsharded host all shards or none. Raises `ConfigError`."""
+        host = self.unsharded
+        here = 0 if host is None else map.hosts.count(host.name)
+        if host is not None and 0 < here < map.shards:
+            raise ConfigError(
+                str(self.path),
+                [
+                    f"the map gives {host.name} {here} of {map.shards} shards: it is unsharded, and"
+                    " serves all of them or none"
+                ],
+            )
 
     @staticmethod
     def find(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -243,28 +266,23 @@ class _Reader:
             "cluster", "add [cluster] with shards and epoch; `pgshard init` writes a whole config"
         )
         shards = epoch_ms = None
-        prefix, key, migrations = "shard_", KeyKind.INTEGER, None
+        prefix, key, migrations, legacy_below = "shard_", KeyKind.INTEGER, None, 0
         if cluster is not None:
             cluster.only(["shards", "epoch", "schema_prefix", "key", "migrations", "legacy_below"])
-            if "legacy_below" in cluster.table:
-                cluster.add(
-                    "legacy_below",
-                    "this package cannot tell IDs from before the shards from others yet: use a"
-                    " config without such IDs",
-                )
             shards, epoch_ms = self.shards(cluster), self.epoch(cluster)
             prefix, key, migrations = (
                 self.prefix(cluster),
                 self.key(cluster),
                 self.migrations(cluster),
             )
+            legacy_below = self.legacy_below(cluster, epoch_ms)
         router = root.section("router") or _Section("router", {}, self.problems)
         router.only(_ROUTER_KEYS)
         prepare = router.word("prepare", _PREPARE, "named")
         section = root.section(
             "hosts", 'add a section for each host: [hosts.db1] with url = "postgres://…"'
         )
-        hosts = self.hosts(section, prepare) if section is not None else {}
+        hosts = self.hosts(section, prepare, prefix) if section is not None else {}
         names = list(section.table) if section is not None else None
         map_section = root.section(
             "map", "add [map] with version = 1, and [map.placement] with a line for each host"
@@ -274,10 +292,22 @@ class _Reader:
         )
         lookups_section = root.section("lookups")
         lookups = {} if lookups_section is None else self.lookups(lookups_section)
+        if map_section is not None and shards is not None:
+            self.all_or_none(map_section, shards, hosts)
         if self.problems or shards is None or epoch_ms is None:
             raise ConfigError(str(self.path), self.problems or ["the config is not complete"])
         return Config(
-            self.path, shards, epoch_ms, prefix, key, migrations, hosts, found, store, lookups
+            self.path,
+            shards,
+            epoch_ms,
+            prefix,
+            key,
+            migrations,
+            hosts,
+            found,
+            store,
+            lookups,
+            legacy_below,
         )
 
     def shards(self, cluster: _Section) -> int | None:
@@ -360,8 +390,31 @@ class _Reader:
         name = cluster.text("migrations")
         return None if name is None else self.folder / name
 
-    def hosts(self, section: _Section, prepare: str) -> dict[str, Host]:
+    def legacy_below(self, cluster: _Section, epoch_ms: int | None) -> int:
+        """The first ID that shards may have made. It must be behind all earlier ones, and before
+        those that shards make now."""
+        number = cluster.number("legacy_below")
+        if number is None:
+            return 0
+        if number < 1:
+            cluster.add(
+                "legacy_below",
+                f"legacy_below must be 1 or more, not {number}: write the largest ID that was made"
+                " before the shards, plus one; without such IDs leave it out",
+            )
+        elif epoch_ms is not None:
+            first = (time.time_ns() // 1_000_000 - epoch_ms) << SHARD_BITS_END
+            if first < number:
+                cluster.add(
+                    "legacy_below",
+                    f"legacy_below is {number}, and the IDs that shards make now begin at {first}:"
+                    " IDs of the shards must be above all others: take an earlier epoch",
+                )
+        return number
+
+    def hosts(self, section: _Section, prepare: str, prefix: str) -> dict[str, Host]:
         hosts: dict[str, Host] = {}
+        unsharded: str | None = None
         databases: dict[tuple[str | None, ...], str] = {}
         for name in section.table:
             if not is_host_name(name):
@@ -369,7 +422,14 @@ class _Reader:
                     f'host name "{name}" must be 1 to 63 of A-Z, a-z, 0-9, _ and -'
                 )
             entry = section.section(name)
-            host = None if entry is None else self.host(name, entry, prepare)
+            host = None if entry is None else self.host(name, entry, prepare, prefix)
+            if entry is not None and entry.table.get("layout") == "unsharded":
+                if unsharded is not None:
+                    self.problems.append(
+                        f'"{name}" is unsharded, and so is "{unsharded}": a cluster has one'
+                        " database from before the shards: leave layout out of the others"
+                    )
+                unsharded = unsharded or name
             if host is None:
                 continue
             hosts[name] = host
@@ -386,22 +446,14 @@ class _Reader:
             )
         return hosts
 
-    def host(self, name: str, entry: _Section, prepare: str) -> Host | None:
+    def host(self, name: str, entry: _Section, prepare: str, prefix: str) -> Host | None:
         entry.only(_HOST_KEYS)
         url = entry.text("url", 'add url = "postgres://user@address:5432/database"')
         router_url = entry.text("router_url")
         own_prepare = entry.word("prepare", _PREPARE, prepare)
         entry.word("reads", ("primary", "replica"), "primary")
-        if entry.word("layout", ("sharded", "unsharded"), "sharded") == "unsharded":
-            entry.add(
-                "layout",
-                "an unsharded host is for programs in Rust: this package works on shards only, and"
-                " nothing is sent there",
-            )
-        else:
-            for only in ("schema", "unrouted"):
-                if only in entry.table:
-                    entry.add(only, f"{only} is for an unsharded host: leave it out")
+        whole = self.whole(entry, prefix)
+        unrouted = self.unrouted(entry)
         size = entry.number("pool_size")
         if size is not None and not 1 <= size <= 1000:
             entry.add("pool_size", f"pool_size must be 1 to 1000, not {size}: the default is 16")
@@ -416,8 +468,56 @@ class _Reader:
             server,
             pool_size=16 if size is None else size,
             named=own_prepare == "named",
+            whole=whole,
+            unrouted=unrouted,
             **password,
         )
+
+    def whole(self, entry: _Section, prefix: str) -> str | None:
+        """The schema of all shards, by `layout` and `schema`."""
+        if entry.word("layout", ("sharded", "unsharded"), "sharded") == "sharded":
+            if "schema" in entry.table and entry.table.get("layout", "sharded") == "sharded":
+                entry.add(
+                    "schema",
+                    "schema is for an unsharded host: each shard has a schema of its own: leave it"
+                    ' out; of a database from before the shards: layout = "unsharded"',
+                )
+            return None
+        schema = entry.text(
+            "schema", 'add schema = "app", the schema with the application\'s tables'
+        )
+        problem = None if schema is None else schema_problem(schema, prefix)
+        if problem is not None:
+            remedy = "name the schema that has the application's tables, and nothing else"
+            entry.add("schema", f"{problem}: {remedy}")
+        return schema
+
+    def unrouted(self, entry: _Section) -> Unrouted:
+        """What becomes of statements without a key, by `unrouted`."""
+        if "unrouted" in entry.table and entry.table.get("layout", "sharded") == "sharded":
+            entry.add(
+                "unrouted",
+                "unrouted is for an unsharded host: leave it out: on shards, statements without a"
+                " key are always refused",
+            )
+            return Unrouted.REFUSE
+        return Unrouted(entry.word("unrouted", ("refuse", "log"), "refuse"))
+
+    def all_or_none(self, section: _Section, shards: int, hosts: Mapping[str, Host]) -> None:
+        """Checks that the text gives an unsharded host all shards or none."""
+        host = next((host for host in hosts.values() if host.whole is not None), None)
+        placement = section.table.get("placement")
+        text = placement.get(host.name) if host and isinstance(placement, dict) else None
+        if host is None or not isinstance(text, str):
+            return
+        # What is wrong with the list itself is reported where the map is read.
+        ranges, wrong = parse_ranges(text, shards)
+        here = sum(last - first + 1 for first, last, _ in ranges)
+        if not wrong and 0 < here < shards:
+            self.problems.append(
+                f"[map.placement] {host.name} is unsharded and gets {here} of {shards} shards: it"
+                f' serves all of them or none: write {host.name} = "0-{shards - 1}"'
+            )
 
     def conninfo(self, entry: _Section, key: str, text: str) -> Mapping[str, str] | None:
         found = read_conninfo(text, self.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -15,6 +15,7 @@ from .connection import HostConnection
 from .errors import HostDiffers
 from .hosts import Host
 from .keys import KeyKind
+from .layout import differing_layout, key_of_record
 
 T = TypeVar("T")
 
@@ -28,39 +29,61 @@ Meet = Callable[[psycopg.Connection[Any], Host], None]
 """What is done with the first connection to a host: `Directory.meet`."""
 
 
-def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: KeyKind) -> None:
+def verify(
+    connection: psycopg.Connection[Any],
+    host: Host,
+    shards: int,
+    key: KeyKind,
+    legacy_below: int = 0,
+) -> None:
     """Compares what the host recorded at bootstrap with the config.
 
     Raises `HostDiffers` if they disagree, because then keys would go to other shards. A host that
-    has recorded nothing passes, because it cannot hold any shard.
+    has recorded nothing passes, because it cannot hold any shard. An unsharded host must have
+    recorded that it is one, since a statement may find its tables wherever they are.
     """
     try:
         row = connection.execute(
             "SELECT shards, key_kind, legacy_below FROM pgshard.cluster", prepare=False
         ).fetchone()
     except psycopg.errors.UndefinedTable:
+        row = None
+    if row is None and host.whole is None:
         return
+    problem = _difference(row, host, shards, key, legacy_below)
+    if problem is None and host.whole is not None:
+        problem = _other_schema(connection, host.whole)
+    if problem is not None:
+        raise HostDiffers(f"host {host.name}: {problem}. Nothing was sent")
+
+
+def _difference(
+    row: Sequence[Any] | None, host: Host, shards: int, key: KeyKind, legacy_below: int
+) -> str | None:
+    """How what a host recorded differs from the config; None if it does not."""
     if row is None:
-        return
+        return "it recorded nothing, the config says unsharded: `pgshard bootstrap`"
     if row[0] != shards:
-        raise HostDiffers(
-            f"host {host.name} recorded {row[0]} shards, the config says {shards}: one is another"
-            " cluster's"
+        return f"it recorded {row[0]} shards, the config says {shards}: one is another cluster's"
+    problem = differing_layout(row[1], host.whole)
+    if problem is None and key_of_record(row[1]) != key.value:
+        problem = f"it recorded that keys are {key_of_record(row[1])}, the config says {key.value}"
+    if problem is None and row[2] != legacy_below:
+        problem = (
+            f"it recorded that IDs below {row[2]} name no shard, the config says {legacy_below}"
         )
-    if row[1].startswith("unsharded-"):
-        raise HostDiffers(
-            f"host {host.name} is unsharded: all shards are in one schema there, and this package"
-            " works on shards only. Nothing was sent"
-        )
-    if row[2] != 0:
-        raise HostDiffers(
-            f"host {host.name} recorded that IDs below {row[2]} name no shard, which this package"
-            " cannot tell yet. Nothing was sent"
-        )
-    if row[1] != key.value:
-        raise HostDiffers(
-            f"host {host.name} recorded that keys are {row[1]}, the config says {key.value}"
-        )
+    return problem
+
+
+def _other_schema(connection: psycopg.Connection[Any], whole: str) -> str | None:
+    """How the schema from which an unsharded host serves all shards differs from the config's; None
+    if it does not."""
+    row = connection.execute("SELECT schema_name FROM pgshard.whole", prepare=False).fetchone()
+    if row is None:
+        return f'it serves no shards yet, the config says "{whole}"'
+    if row[0] != whole:
+        return f'it serves all shards from the schema "{row[0]}", the config says "{whole}"'
+    return None
 
 
 class Control:

@@ -20,7 +20,7 @@ import psycopg
 from .config import Config
 from .connection import records
 from .control import verify
-from .errors import ConfigError, UnknownHost, WrongServer
+from .errors import ConfigError, LegacyId, UnknownHost, WrongServer
 from .follow import DatabaseFollower, FileFollower, load_map
 from .hosts import Host
 from .identity import Records
@@ -63,11 +63,13 @@ class Directory:
         """
         self.config = config
         map = config.map if config.map is not None else load_map(config)
+        config.check_map(map)
         self._snapshot = _Snapshot(map, {})
         self._hosts: dict[str, Host] = dict(config.hosts)
         self._records: dict[str, Records] = {}
         self._unknown_at = float("-inf")
         self._lock = threading.Lock()
+        self._unsharded = self._has_all(self._snapshot)
         self._follower: FileFollower | DatabaseFollower
         if config.store is None:
             self._follower = FileFollower(self)
@@ -96,9 +98,23 @@ class Directory:
         """The hosts that are known now."""
         return list(self._hosts.values())
 
+    @property
+    def unsharded(self) -> Host | None:
+        """The unsharded host, as long as it has all shards; None if there is none, and from when a
+        shard is known to be elsewhere."""
+        return self._unsharded
+
     def schema(self, shard: int) -> str:
-        """The schema of a shard, not quoted."""
-        return self.config.schema(shard)
+        """The schema of a shard, not quoted, on the host where it is now: its own, or the one that
+        an unsharded host has for all."""
+        host = self._hosts.get(self._snapshot.placement(shard).host)
+        whole = None if host is None else host.whole
+        return self.config.schema(shard) if whole is None else whole
+
+    def schema_at(self, place: Placement, shard: int) -> str:
+        """The schema of a shard, not quoted, at this place. Raises `UnknownHost`."""
+        whole = self.host(place.host).whole
+        return self.config.schema(shard) if whole is None else whole
 
     def shard_of_key(self, key: object) -> int:
         """The shard of a key. Raises `WrongKey`."""
@@ -109,7 +125,9 @@ class Directory:
         return self.shard_of_key(key_of_text(self.config.key, text))
 
     def shard_of_id(self, id: int) -> int:
-        """The shard of an ID. Raises `WrongId`."""
+        """The shard of an ID. Raises `WrongId`, and `LegacyId` for one from before the shards."""
+        if 0 <= id < self.config.legacy_below:
+            raise LegacyId(id, self.config.legacy_below)
         return shard_of_id(id, self.config.shards)
 
     def place(self, shard: int) -> Placement:
@@ -153,7 +171,8 @@ class Directory:
         Raises `HostDiffers`, and `WrongServer` if the records show that this server is not the
         host.
         """
-        verify(connection, host, self.config.shards, self.config.key)
+        config = self.config
+        verify(connection, host, config.shards, config.key, config.legacy_below)
         said = records(connection)
         with self._lock:
             for name, record in said:
@@ -175,18 +194,32 @@ class Directory:
         with self._lock:
             before = self._snapshot
             if before.placement(shard).epoch < place.epoch:
-                self._snapshot = _Snapshot(before.map, {**before.learned, shard: place})
+                self._exchange(_Snapshot(before.map, {**before.learned, shard: place}))
+
+    def _exchange(self, snapshot: _Snapshot) -> None:
+        """Takes the next snapshot, with the lock held."""
+        self._unsharded = self._has_all(snapshot)
+        self._snapshot = snapshot
+
+    def _has_all(self, snapshot: _Snapshot) -> Host | None:
+        """The unsharded host, if it has all shards."""
+        host = next((host for host in self._hosts.values() if host.whole is not None), None)
+        if host is None or any(one.host != host.name for one in snapshot.learned.values()):
+            return None
+        return host if set(snapshot.map.hosts) == {host.name} else None
 
     def take(self, map: ShardMap) -> None:
-        """Takes over a map, unless it is older than the present one."""
+        """Takes over a map, unless it is older than the present one. Raises `ConfigError` if it is
+        of another cluster, or gives an unsharded host some of the shards."""
         if map.shards != self.config.shards:
             raise ConfigError(
                 str(self.config.path),
                 [f"a map of {map.shards} shards, this cluster has {self.shards}"],
             )
+        self.config.check_map(map)
         with self._lock:
             if map.version >= self._snapshot.map.version:
-                self._snapshot = self._snapshot.with_map(map)
+                self._exchange(self._snapshot.with_map(map))
 
     def refresh(self) -> None:
         """Looks now whether there is a newer map."""
@@ -195,7 +228,7 @@ class Directory:
     def take_config(self, config: Config) -> None:
         """Takes over the map and the new hosts of a changed file. Raises `ConfigError` if the file
         is of another cluster."""
-        fixed = ("shards", "epoch_ms", "prefix", "key")
+        fixed = ("shards", "epoch_ms", "prefix", "key", "legacy_below")
         wrong = [name for name in fixed if getattr(config, name) != getattr(self.config, name)]
         if wrong:
             raise ConfigError(

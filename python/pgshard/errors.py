@@ -31,13 +31,36 @@ class WrongId(PgshardError, LookupError):
     than 64 bits."""
 
 
+class LegacyId(WrongId):
+    """An ID from before the shards, which names none. The key does."""
+
+    def __init__(self, id: int, legacy_below: int) -> None:
+        self.id = id
+        """The ID."""
+        self.legacy_below = legacy_below
+        """All such IDs are below it."""
+        super().__init__(
+            f"the ID {id} was made before there were shards (they are all below {legacy_below}) and"
+            " names none: name the key, and the ID in the statement"
+        )
+
+    def __reduce__(self) -> tuple[type[LegacyId], tuple[int, int]]:
+        """For copies, and for what sends errors to other processes, as Celery does."""
+        return type(self), (self.id, self.legacy_below)
+
+
 class UnknownHost(PgshardError):
     """The map, or another host, places a shard on a host that the config does not name."""
 
 
 class HostDiffers(PgshardError):
-    """A host recorded a number of shards or a kind of keys that differs from the config. Nothing
-    was sent there."""
+    """A host recorded a number of shards, a kind of keys, a layout or a limit of the IDs from
+    before the shards that differs from the config. Nothing was sent there."""
+
+
+class LayoutChanged(PgshardError):
+    """The shard left the unsharded host, or came to it, after a statement was written with the
+    schema that the shard had before. Nothing of the statement has run: make the call again."""
 
 
 class WrongServer(PgshardError, psycopg.OperationalError):

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from .circuit import Circuit
 from .errors import ConfigError
 from .identity import Known
+from .layout import Unrouted
 from .password_command import PasswordCommand, PasswordCommandError
 
 _FORM = 'write postgres://user@address:5432/database or "host=address dbname=database user=user"'
@@ -44,6 +45,10 @@ class Host:
     named: bool = True
     """Whether statements may be prepared by name, which PgBouncer in transaction mode does not
     allow."""
+    whole: str | None = None
+    """The schema, not quoted, from which it serves all shards, if it is unsharded."""
+    unrouted: Unrouted = Unrouted.REFUSE
+    """What becomes of statements there that name no key, if it is unsharded."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """Which server it is, as far as this process knows."""
     circuit: Circuit = field(default_factory=Circuit, compare=False, repr=False)

@@ -18,6 +18,9 @@ SEQ_MAX = (1 << 10) - 1
 SHARD_MAX = (1 << 13) - 1
 """The largest shard number in an ID."""
 
+SHARD_BITS_END = 23
+"""How many bits of an ID come after its milliseconds."""
+
 _UNIX = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MS = datetime.timedelta(milliseconds=1)
 

@@ -43,7 +43,7 @@ from sqlalchemy.orm.base import NO_VALUE
 from ..connect import connect
 from ..connection import HostConnection, is_lost, is_standby
 from ..directory import Directory
-from ..errors import PgshardError, WrongId, WrongKey
+from ..errors import ConfigError, PgshardError, WrongId, WrongKey
 from ..hosts import Host
 from ..map import Placement
 from ..pool import WAIT_MAX, is_alive
@@ -130,7 +130,7 @@ class _Attempt:
         self._changed: object = None
         self.began = time.monotonic()
         self.place: Placement = recovery_context.directory.place(shard)
-        self.schema = recovery_context.directory.schema(shard)
+        self.schema = recovery_context.directory.schema_at(self.place, shard)
         self.met: MoveSignal | None = None
         self.read_only = False
         self._sent = 0
@@ -524,7 +524,10 @@ class _Engines:
     def __init__(
         self, directory: Directory, *, retry_for: float = RETRY_FOR, **options: Any
     ) -> None:
-        """`options` are for SQLAlchemy's `create_engine`, such as `echo`."""
+        """`options` are for SQLAlchemy's `create_engine`, such as `echo`. Raises `ConfigError` if
+        the shards are on an unsharded host, where sessions do not work yet."""
+        if directory.unsharded is not None:
+            self._refuse(directory, directory.unsharded)
         for given in (options, options.get("execution_options", {})):
             if given.get("isolation_level") == "AUTOCOMMIT":
                 raise ValueError(
@@ -541,6 +544,16 @@ class _Engines:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._engines: dict[str, Any] = {}
+
+    @staticmethod
+    def _refuse(directory: Directory, host: Host) -> NoReturn:
+        raise ConfigError(
+            str(directory.config.path),
+            [
+                f"host {host.name} is unsharded: sessions of SQLAlchemy work on shards only, and"
+                " nothing is sent there"
+            ],
+        )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
@@ -563,6 +576,8 @@ class _Engines:
         found = self._engines.get(name)
         if found is None:
             host = self.directory.host(name)
+            if host.whole is not None:
+                self._refuse(self.directory, host)
             options = {
                 "pool_size": host.pool_size,
                 "max_overflow": 0,

@@ -209,18 +209,3 @@ def world_file(name):
     from world import ROOT
 
     return (ROOT / name).read_text()
-
-
-def test_an_unsharded_host_is_refused_with_the_reason(path):
-    for key, more in (
-        ("layout", 'layout = "unsharded"\nschema = "app"'),
-        ("schema", 'schema = "app"'),
-        ("unrouted", 'unrouted = "log"'),
-    ):
-        path.write_text(TEXT.replace("[map]\n", f"{more}\n[map]\n"))
-        with pytest.raises(ConfigError, match="unsharded host") as error:
-            Config.load(path)
-        assert f"[hosts.db1] {key}:" in str(error.value)
-    path.write_text(TEXT.replace("shards = 4", "shards = 4\nlegacy_below = 1000"))
-    with pytest.raises(ConfigError, match="IDs from before the shards"):
-        Config.load(path)
