@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from world import World
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from world import ROOT, World
 
 LEGACY = 1_000_000
 """IDs below are from before the shards."""
@@ -42,3 +45,70 @@ class OneDatabase(World):
     def configure(self, more: str = "", legacy_below: int = LEGACY, schema: str = "app") -> None:
         """Writes another config for the same servers."""
         self.path.write_text(unsharded(self.sharded, more, legacy_below, schema))
+
+    def wide_ids(self, *tables: str, key: str = "user_id") -> None:
+        """Makes the tables' new IDs those of the key's shard, as an application does long before
+        the shards."""
+        sql = (ROOT / "python" / "tests" / "wide_ids.sql").read_text()
+        with self.connect("db1") as connection:
+            connection.execute(sql)
+            for table in tables:
+                connection.execute(
+                    f"CREATE TRIGGER wide BEFORE INSERT ON app.{table} FOR EACH ROW EXECUTE"
+                    f" FUNCTION app.wide('{key}')"
+                )
+
+
+PLAIN = "one"
+"""The alias of the database itself, as Django uses it without shards."""
+
+
+@contextmanager
+def used(world: OneDatabase) -> Iterator[None]:
+    """Within it, the shards of this process are those of another config."""
+    from django.db import connections
+
+    from pgshard import Config
+    from pgshard.django.backend import pools
+    from pgshard.django.cluster import Cluster, state
+
+    before = state.cluster
+    pools.close_all()
+    state.cluster = Cluster(Config.load(world.path), before.options)
+    try:
+        yield
+    finally:
+        pools.close_all()
+        state.cluster.recovery_context.close()
+        state.cluster = before
+        if hasattr(connections._connections, PLAIN):
+            connections[PLAIN].close()
+
+
+def register(world: OneDatabase) -> None:
+    """Makes `PLAIN` the alias of the database."""
+    from django.db import connections
+
+    with world.connect("db1") as connection:
+        port = connection.info.port
+    dict.__setitem__(
+        connections.settings,
+        PLAIN,
+        {
+            **connections.settings["default"],
+            "NAME": "app",
+            "USER": "app",
+            "HOST": "127.0.0.1",
+            "PORT": port,
+            "OPTIONS": {"options": "-c search_path=app"},
+        },
+    )
+
+
+def make_tables(*models: type) -> None:
+    """Makes the tables of sharded models as Django made them before the shards."""
+    from django.db import connections
+
+    with connections[PLAIN].schema_editor() as editor:
+        for model in models:
+            editor.create_model(model)

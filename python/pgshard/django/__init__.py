@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         Busy,
         ConnectionLost,
         InDoubt,
+        LayoutChanged,
         NoClaim,
         NoShard,
         ShardMoved,
         ShardUnavailable,
         Taken,
+        Unsharded,
         WrongShard,
     )
     from .gather import Gathered, Partial
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         shard_of_key,
     )
     from .uncovered import UncoveredWriteWarning
+    from .unrouted import unrouted_calls
 
 # Settings import this module, and models cannot be imported before the settings exist.
 _WHERE = {
@@ -57,11 +60,13 @@ _WHERE = {
     "Busy": "errors",
     "ConnectionLost": "errors",
     "InDoubt": "errors",
+    "LayoutChanged": "errors",
     "NoClaim": "errors",
     "NoShard": "errors",
     "ShardMoved": "errors",
     "ShardUnavailable": "errors",
     "Taken": "errors",
+    "Unsharded": "errors",
     "WrongShard": "errors",
     "Lookup": "lookups",
     "ShardKeyField": "fields",
@@ -82,6 +87,7 @@ _WHERE = {
     "run_in_shard": "routing",
     "shard_of": "routing",
     "shard_of_key": "routing",
+    "unrouted_calls": "unrouted",
 }
 
 __all__ = [
@@ -90,6 +96,7 @@ __all__ = [
     "ConnectionLost",
     "Gathered",
     "InDoubt",
+    "LayoutChanged",
     "Lookup",
     "NoClaim",
     "NoShard",
@@ -106,6 +113,7 @@ __all__ = [
     "ShardedQuerySet",
     "Taken",
     "UncoveredWriteWarning",
+    "Unsharded",
     "WrongShard",
     "alias",
     "alias_of_id",
@@ -118,6 +126,7 @@ __all__ = [
     "shard_of",
     "shard_of_alias",
     "shard_of_key",
+    "unrouted_calls",
 ]
 
 

@@ -6,20 +6,34 @@ import builtins
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 
 from .aggregates import parts, together
-from .cluster import cluster, shard_of_alias
+from .cluster import ALL_ROWS, cluster, shard_of_alias, unsharded_host
 from .gather import Gathered, gather
 from .merge import By, check_any, check_rows, later, merge, order, quotient_on, ranks_on, row_pk
 
 T = TypeVar("T")
 
 
+class _Places(NamedTuple):
+    """Where a query for all shards goes."""
+
+    shards: Sequence[int]
+    """The shards; of an unsharded host shard 0, in the place of all."""
+    is_whole: bool
+    """Whether an unsharded host has all rows, so that one statement is for all shards."""
+
+    def on(self, rows: Any, where: str) -> Any:
+        """A query set on one of these."""
+        return rows._on(ALL_ROWS if self.is_whole else where)
+
+
 class AcrossShards:
-    """A query on every shard, which has not been sent yet."""
+    """A query on every shard, which has not been sent yet. On an unsharded host it is one statement
+    for all of them, in the name of shard 0."""
 
     def __init__(
         self,
@@ -37,11 +51,19 @@ class AcrossShards:
         self._queryset, self._width, self._timeout = queryset, width, timeout
         self._shards = range(cluster().shards) if shards is None else shards
 
+    def _places(self) -> _Places:
+        if unsharded_host() is not None:
+            return _Places([0], is_whole=True)
+        return _Places(self._shards, is_whole=False)
+
+    def _run(self, places: _Places, work: Callable[[Any], T]) -> Gathered[T]:
+        one = lambda where: work(places.on(self._queryset, where))  # noqa: E731
+        return gather(places.shards, one, width=self._width, timeout=self._timeout)
+
     def run(self, work: Callable[[Any], T]) -> Gathered[T]:
         """Calls `work` with each shard's query set, in a thread of its own, and gathers results and
         errors."""
-        one = lambda where: work(self._queryset._on(where))  # noqa: E731
-        return gather(self._shards, one, width=self._width, timeout=self._timeout)
+        return self._run(self._places(), work)
 
     async def arun(self, work: Callable[[Any], T]) -> Gathered[T]:
         """`run`, for asynchronous code; `work` itself is not."""
@@ -72,9 +94,15 @@ class AcrossShards:
         check_rows(self._queryset)
         wanted = parts(self._queryset, args, kwargs)
         asked = {name: one for part in wanted for name, one in part.asked.items()}
-        end = self._end()
-        rows = [*self.run(lambda found: found.aggregate(**asked)).all().values()] if asked else []
-        server = _Server(self._shards, end)
+        end, places = self._end(), self._places()
+        if places.is_whole:
+            (found,) = (
+                self._run(places, lambda rows: rows.aggregate(*args, **kwargs)).all().values()
+            )
+            return dict(found)
+        ask = lambda found: found.aggregate(**asked)  # noqa: E731
+        rows = [*self._run(places, ask).all().values()] if asked else []
+        server = _Server(places.shards, end)
         return {part.name: together(part, rows, server) for part in wanted}
 
     def list(self, limit: int, *, partial: bool = False) -> builtins.list[Any]:
@@ -87,10 +115,12 @@ class AcrossShards:
         """
         check_rows(self._queryset)
         by, limit = order(self._queryset), self._at_most(limit)
-        end = self._end()
-        result = self.run(lambda rows: builtins.list(rows[:limit]))
+        end, places = self._end(), self._places()
+        result = self._run(places, lambda rows: builtins.list(rows[:limit]))
         if not partial:
             result.all()
+        if places.is_whole:
+            return result.values.get(0, [])
         shards = [shard for shard in sorted(result.values) if result.values[shard]]
         found = [row for shard in shards for row in result.values[shard]]
         return merge(found, by, _Server(shards, end).ranks)[:limit]
@@ -196,26 +226,35 @@ class AcrossShards:
         given = [f"{'-' if one.descending else ''}{one.name}" for one in by]
         rows = self._queryset.order_by(*given, "pk")
         rows.query.standard_ordering = True
-        return self._merged(rows, by, pk, chunk_size) if by else self._in_turn(rows, pk, chunk_size)
+        places = self._places()
+        if by:
+            return self._merged(places, rows, by, pk, chunk_size)
+        return self._in_turn(places, rows, pk, chunk_size)
 
     def _in_turn(
-        self, rows: Any, pk: Callable[[Any], Any], size: int
+        self, places: _Places, rows: Any, pk: Callable[[Any], Any], size: int
     ) -> Iterator[builtins.list[Any]]:
         """The rows of one shard after those of another."""
         end = self._end()
-        for shard in self._shards:
+        for shard in places.shards:
             last: Any = None
             while last is None or len(last) == size:
-                last = _next(rows, [shard], {shard: last and last[-1]}, [], pk, size, end)[shard]
+                one = places._replace(shards=[shard])
+                last = _next(one, rows, {shard: last and last[-1]}, [], pk, size, end)[shard]
                 if last:
                     yield last
 
     def _merged(
-        self, rows: Any, by: builtins.list[By], pk: Callable[[Any], Any], chunk_size: int
+        self,
+        places: _Places,
+        rows: Any,
+        by: builtins.list[By],
+        pk: Callable[[Any], Any],
+        chunk_size: int,
     ) -> Iterator[builtins.list[Any]]:
         """The rows of all shards in their order. A few rows of each shard are held. As long as no
         shard that may have more has run out, the first row held is the next."""
-        end, shards = self._end(), self._shards
+        end, shards = self._end(), places.shards
         size = max(1, chunk_size // len(shards))
         held: dict[int, builtins.list[Any]] = {shard: [] for shard in shards}
         last: dict[int, Any] = {}
@@ -224,7 +263,8 @@ class AcrossShards:
         while True:
             # Those that have few left are queried too, since they would end the next round soon.
             few = [shard for shard in sorted(more) if len(held[shard]) <= size // 2]
-            for shard, new in _next(rows, few, last, by, pk, size, end, self._width).items():
+            asked = places._replace(shards=few)
+            for shard, new in _next(asked, rows, last, by, pk, size, end, self._width).items():
                 held[shard] += new
                 if new:
                     last[shard] = new[-1]
@@ -256,8 +296,8 @@ def _of_second(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _next(
+    places: _Places,
     rows: Any,
-    shards: list[int],
     last: Mapping[int, Any],
     by: list[By],
     pk: Callable[[Any], Any],
@@ -271,10 +311,10 @@ def _next(
     def work(where: str) -> list[Any]:
         shard = shard_of_alias(where)
         assert shard is not None, "gather gives aliases of shards"
-        here, row = rows._on(where), last.get(shard)
+        here, row = places.on(rows, where), last.get(shard)
         return list((here if row is None else later(here, by, row, pk(row)))[:size])
 
-    return gather(shards, work, width=width, timeout=_left(end)).all()
+    return gather(places.shards, work, width=width, timeout=_left(end)).all()
 
 
 def _left(end: float | None) -> float | None:

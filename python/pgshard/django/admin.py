@@ -30,9 +30,9 @@ from django.db.models.constants import LOOKUP_SEP
 
 from ..errors import WrongId, WrongKey
 from . import finding
-from .cluster import alias, shard_of_alias
+from .cluster import alias, shard_of_alias, unsharded_host
 from .lookups import ModelLookup, lookups_of_rows
-from .routing import alias_of_id, alias_of_key, within
+from .routing import alias_of_key, alias_of_named, is_legacy, within
 from .sharded import (
     KEYS,
     OBJECT,
@@ -107,7 +107,8 @@ class _ShardedList(ChangeList):
     def url_for_result(self, result: Any) -> str:
         """The same as Django's, and the shard if the primary key does not identify it."""
         url: str = super().url_for_result(result)
-        return url if pk_says_shard(self.model) else f"{url}?{_SHARD}={result._state.db}"
+        says = pk_says_shard(self.model) and not is_legacy(result.pk)
+        return url if says else f"{url}?{_SHARD}={result._state.db}"
 
     def _is_here(self, field: Any) -> bool:
         return field is None or is_sharded(field.remote_field.model)
@@ -168,7 +169,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
         if "widget" in kwargs or field.name not in self.get_autocomplete_fields(request):
             return kwargs
         made = widget(field, self.admin_site, using=kwargs.get("using"))
-        if is_sharded(field.remote_field.model):
+        # On an unsharded host the key is typed there: its shards' rows are not separate.
+        if is_sharded(field.remote_field.model) and unsharded_host() is None:
             made.where = getattr(request, "_pgshard_page", None)
         return {**kwargs, "widget": made}
 
@@ -177,7 +179,9 @@ class ShardedModelAdmin(admin.ModelAdmin):
         it: so the links of the page and what follows after saving have it."""
         kept = super().get_preserved_filters(request)
         where = request.GET.get(_SHARD)
-        if pk_says_shard(self.model) or shard_of_alias(where) is None:
+        page = getattr(getattr(request, "resolver_match", None), "kwargs", {}).get("object_id", "")
+        legacy = page.isdigit() and is_legacy(int(page))
+        if (pk_says_shard(self.model) and not legacy) or shard_of_alias(where) is None:
             return kept
         return "&".join(filter(None, (kept, urlencode({_SHARD: where}))))
 
@@ -235,13 +239,13 @@ class ShardedModelAdmin(admin.ModelAdmin):
         where = request.GET.get(_SHARD)
         return (
             (where, None)
-            if shard_of_alias(where) is not None
+            if shard_of_alias(where) is not None and unsharded_host() is None
             else self._typed(request.GET.get("term", ""))
         )
 
     def _named(self, request: Any) -> tuple[str | None, Any]:
         """The shard that a list is for, and the key if it was typed in the search box."""
-        if shard_of_alias(request.GET.get(_SHARD)) is not None:
+        if shard_of_alias(request.GET.get(_SHARD)) is not None and unsharded_host() is None:
             return request.GET[_SHARD], None
         for name, text in request.GET.items():
             condition = shard_conditions(self.model).get(name)
@@ -301,7 +305,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def _of_id(self, text: str) -> str | None:
         """The shard of an ID in an address; None if the text is not an ID."""
         try:
-            return alias_of_id(int(text))
+            return alias_of_named(int(text))
         except (ValueError, WrongId):
             return None
 
@@ -312,6 +316,9 @@ class ShardedModelAdmin(admin.ModelAdmin):
             where = self._of_text(pk, text)
         elif has_shard_id(self.model):
             where = self._of_id(text)
+            named = request.GET.get(_SHARD)
+            if where is None and text.isdigit() and is_legacy(int(text)):
+                where = named if shard_of_alias(named) is not None else None
         else:
             named = request.GET.get(_SHARD)
             where = named if shard_of_alias(named) is not None else None

@@ -134,7 +134,7 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
     arms: list[str] = []
     values: list[Any] = []
     for shard in batch:
-        schema = cluster().config.schema(shard)
+        schema = cluster().directory.schema(shard)
         ids = "{" + ",".join(map(str, groups[shard])) + "}"
         arm = sql.replace(_SCHEMA, quote_name(schema)).replace(_IDS, ids)
         arms.append(f"({render(arm, schema, shard)})")

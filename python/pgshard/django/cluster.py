@@ -15,6 +15,7 @@ from django.utils.functional import cached_property
 from ..config import Config
 from ..directory import Directory
 from ..errors import ConfigError
+from ..hosts import Host
 from ..keys import KeyKind, shard_of_key
 from ..lookups import Lookups
 from ..recovery import RecoveryContext
@@ -37,6 +38,10 @@ class Cluster:
         self.options = options
         self.shards = config.shards
         """N, the number of shards."""
+        self.legacy_below = config.legacy_below
+        """IDs from 0 up to this one, exclusively, were made before the shards."""
+        self.has_unsharded = config.unsharded is not None
+        """Whether the config has an unsharded host. Without one nothing asks for it."""
         self._in_tests = in_tests
         self.divides_keys = config.key is KeyKind.INTEGER and not in_tests
         """Whether keys are integers, and the shard of each is its remainder."""
@@ -106,6 +111,29 @@ class _Aliases(dict[int, str]):
 ALIASES = _Aliases()
 """By shard, its database alias: the same string each time, which Python finds faster in
 dictionaries than an equal one."""
+
+
+class AllRows(str):
+    """In the place of a shard's alias: all rows of the unsharded host, at once. The text is the
+    alias of shard 0, on whose connection object they are queried."""
+
+    __slots__ = ()
+
+
+class Unrouted(AllRows):
+    """The same, for a query that names no key. Shards would refuse it."""
+
+    __slots__ = ()
+
+
+ALL_ROWS = AllRows(ALIASES[0])
+UNROUTED = Unrouted(ALIASES[0])
+
+
+def unsharded_host() -> Host | None:
+    """The unsharded host, as long as it has all shards; None if there is none."""
+    current = state.cluster or cluster()
+    return current.directory.unsharded if current.has_unsharded else None
 
 
 def alias(shard: int) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..errors import WrongId
-from ..ids import shard_of_id
-from .cluster import cluster
+from .routing import alias_of_named
 
 
 class ShardIdConverter:
-    """`path("photos/<shardid:pk>", …)`: an ID that a shard of this cluster may have made. Any other
-    address matches no page, so no such number from a visitor reaches a database."""
+    """`path("photos/<shardid:pk>", …)`: an ID that a shard of this cluster may have made, or one
+    from before the shards. Any other address matches no page, so no such number from a visitor
+    reaches a database."""
 
     # Each ID can be written in one way only.
     regex = "0|-?[1-9][0-9]{0,18}"
@@ -19,7 +19,7 @@ class ShardIdConverter:
         another page, and answers 404."""
         id = int(value)
         try:
-            shard_of_id(id, cluster().shards)
+            alias_of_named(id)
         except WrongId as error:
             raise ValueError(str(error)) from error
         return id

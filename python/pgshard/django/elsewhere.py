@@ -14,7 +14,7 @@ from django.db import router, transaction
 from django.db.models import F
 from django.db.models.lookups import In
 
-from .cluster import shard_of_alias
+from .cluster import ALL_ROWS, shard_of_alias, unsharded_host
 from .routing import run_on, where_of
 from .sharded import is_sharded
 
@@ -88,14 +88,15 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
             rows = querysets[0] if querysets else super(made, self).get_queryset()
             source, target = self.source_field, self.target_field
             groups = defaultdict(list)
+            at_once = unsharded_host() is not None
             for one in instances:
-                groups[where_of(one)].append(one)
+                groups[ALL_ROWS if at_once else where_of(one)].append(one)
             holders = defaultdict(list)
             for where, some in groups.items():
                 rows_of = self.through._base_manager.using(where)
                 asked = rows_of.filter(**{f"{source.name}__in": some})
                 for holder, value in asked.values_list(source.attname, target.attname):
-                    holders[value].append((where, holder))
+                    holders[value].append((str(where), holder))
             name = target.target_field.attname
             rows = rows.filter(**{f"{name}__in": list(holders)})
             # Django itself prefetches what these are to have.
@@ -110,7 +111,10 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
             return (
                 rows,
                 lambda row: row._pgshard_holder,
-                lambda one: (where_of(one), source.get_foreign_related_value(one)[0]),
+                lambda one: (
+                    str(ALL_ROWS if at_once else where_of(one)),
+                    source.get_foreign_related_value(one)[0],
+                ),
                 False,
                 self.prefetch_cache_name,
                 False,

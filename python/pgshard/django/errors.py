@@ -49,6 +49,11 @@ class WrongShard(core.PgshardError):
     Nothing was sent."""
 
 
+class Unsharded(core.PgshardError):
+    """A statement for one shard that names none of its rows. The unsharded host would take it for
+    everybody's rows. Nothing was sent."""
+
+
 class ShardMoved(OperationalError):
     """The shard moved, or its server became a standby, during a transaction or a statement that
     cannot be repeated. Nothing of the transaction stays: run all of it again, or use
@@ -68,6 +73,17 @@ class ShardMoved(OperationalError):
     ) -> None:
         """Records what was met, and where."""
         self.shard, self.how, self.place, self.began, self.whole = shard, how, place, began, whole
+
+
+class LayoutChanged(ShardMoved, core.LayoutChanged):
+    """The shard left the unsharded host, or came to it, after the statement was made with the
+    schema that the shard had before. Nothing of it has run: make the call again."""
+
+    whole = True
+
+    def __init__(self, message: str, shard: int = -1) -> None:
+        super().__init__(message)
+        self.shard = shard
 
 
 class ConnectionLost(OperationalError):

@@ -8,16 +8,17 @@ from typing import Any, NoReturn
 
 from django.db.models import Model
 from django.db.models.expressions import Exists, RawSQL
+from django.db.models.lookups import In
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import Join
 from django.db.models.sql.where import ExtraWhere
 
 from .backend.sql import check_tables
-from .cluster import shard_of_alias
+from .cluster import Unrouted, shard_of_alias
 from .errors import NoShard
 from .managers import note_objects
-from .parts import check_part, parts_of
+from .parts import check_part, check_part_of_all, parts_of
 from .routing import chosen, where_of
 from .sharded import is_sharded, pk_says_shard
 
@@ -26,6 +27,7 @@ _QUERY_AS_SQL = Query.as_sql
 _SPLIT_EXCLUDE = Query.split_exclude
 _CHECK_TYPE = Query.check_query_object_type
 _COMBINATOR_SQL = SQLCompiler.get_combinator_sql
+_IN_PROCESS_RHS = In.process_rhs
 _RAW_AS_SQL, _EXTRA_AS_SQL = RawSQL.as_sql, ExtraWhere.as_sql
 
 
@@ -70,7 +72,10 @@ def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
     that is for all."""
     _refuse_part(self, connection)
     if shard_of_alias(connection.alias) is not None:
-        check_part(self, compiler.query, connection.alias, chosen())
+        if not connection.is_unsharded:
+            check_part(self, compiler.query, connection.alias, chosen())
+        elif type(connection.all_rows) is not Unrouted:
+            check_part_of_all(self, compiler.query, connection.alias, chosen())
     return _QUERY_AS_SQL(self, compiler, connection)
 
 
@@ -80,6 +85,20 @@ def _combinator_sql(self: Any, combinator: str, all: bool) -> Any:
         if not part.is_empty():
             _refuse_part(part, self.connection)
     return _COMBINATOR_SQL(self, combinator, all)
+
+
+def _in_process_rhs(self: Any, compiler: Any, connection: Any) -> Any:
+    """The same as Django's, which refuses a subquery of another alias. All rows of an unsharded
+    host have those of each."""
+    query = self.rhs
+    elsewhere = isinstance(query, Query) and getattr(query, "_db", None) is not None
+    if not elsewhere or type(getattr(connection, "all_rows", None)) is not Unrouted:
+        return _IN_PROCESS_RHS(self, compiler, connection)
+    where, query._db = query._db, None
+    try:
+        return _IN_PROCESS_RHS(self, compiler, connection)
+    finally:
+        query._db = where
 
 
 def _raw_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
@@ -126,5 +145,6 @@ def change_django() -> None:
     """Makes Django use all this."""
     Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
     SQLCompiler.get_combinator_sql = _combinator_sql
+    In.process_rhs = _in_process_rhs
     Query.check_query_object_type = _check_query_object_type
     RawSQL.as_sql, ExtraWhere.as_sql = _raw_as_sql, _extra_as_sql

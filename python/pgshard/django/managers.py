@@ -12,24 +12,27 @@ from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.functions import Cast
 
-from ..errors import WrongId, WrongKey
+from ..errors import LegacyId, WrongId, WrongKey
 from . import claiming, finding
 from .across import AcrossShards
 from .batch import fetch
-from .cluster import cluster, shard_of_alias
+from .cluster import ALL_ROWS, AllRows, cluster, shard_of_alias, unsharded_host
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, gather
 from .lookups import lookups_of
 from .merge import by_pk, check_rows
 from .parts import gives_its_own
 from .routing import (
-    alias_of_id,
     alias_of_instance,
     alias_of_key,
+    alias_of_named,
     alias_of_value,
     check_instance,
-    refuse,
+    chosen,
+    is_legacy,
     run_on,
+    unrouted,
+    unrouted_id,
     where_of,
 )
 from .sharded import (
@@ -79,16 +82,34 @@ class ShardedQuerySet(ValueQuerySet):
                 return _NOWHERE
             if finding.is_noted(self.query):
                 return finding.place(self.query)
+            if isinstance(chosen(), AllRows):
+                return chosen() or ""
             if getattr(self.query, "pgshard_several", False):
                 # The one of `shard_of` would give a part only.
-                refuse(self.model, "filter's keys or IDs may be of several shards, so the query")
-        found = str(super().db)
-        if self._db is None:
-            check_alternative(self.query, found)
+                return unrouted(
+                    self.model, "filter's keys or IDs may be of several shards, so the query"
+                )
+        found = self._found()
+        if self._db is None and not isinstance(found, AllRows):
+            there = getattr(self.query, "pgshard_alternative", None)
+            if there not in (None, found):
+                return unrouted(self.model, _alternative_problem(there, found))
         if shard_of_alias(found) is None:
             # Another router, or a manager's `db_manager`, has named it. It may have a table from
             # before the shards.
             self._refuse_database(found)
+        return found
+
+    def _found(self) -> str:
+        """The shard by what Django knows of it: the query set's own, that of a related object, or
+        the one that is chosen. Raises `NoShard` and `LegacyId`."""
+        try:
+            found: str = super().db
+        except NoShard:
+            legacy = getattr(self.query, "pgshard_legacy", None)
+            if legacy is None:
+                raise
+            return unrouted_id(legacy)
         return found
 
     def _refuse_database(self, alias: str) -> NoReturn:
@@ -201,10 +222,14 @@ class ShardedQuerySet(ValueQuerySet):
         wanted = list(ids)
         check_rows(self)
         get = by_pk(self)
+        if unsharded_host() is not None:
+            return self._by_ids_at_once(wanted, get, timeout, partial)
         groups: dict[int, list[int]] = {}
         for id in wanted:
             try:
                 groups.setdefault(cluster().directory.shard_of_id(int(id)), []).append(int(id))
+            except LegacyId:
+                raise
             except WrongId:
                 continue  # No such shard, no such row.
 
@@ -220,6 +245,27 @@ class ShardedQuerySet(ValueQuerySet):
             left, work, width=width, timeout=None if end is None else max(end - time.monotonic(), 0)
         )
         result.values.update(together)
+        if not partial:
+            result.all()
+        found = {get(row): row for rows in result.values.values() for row in rows}
+        return [found[int(id)] for id in wanted if int(id) in found]
+
+    def _by_ids_at_once(
+        self, wanted: list[int], get: Callable[[Any], Any], timeout: float | None, partial: bool
+    ) -> list[Any]:
+        """`by_ids` on an unsharded host: one statement."""
+        where: str = ALL_ROWS
+        known = []
+        for id in map(int, wanted):
+            try:
+                cluster().directory.shard_of_id(id)
+            except LegacyId:
+                where = unrouted_id(id)
+            except WrongId:
+                continue  # No such shard, no such row.
+            known.append(id)
+        work = lambda _: list(self._on(where).filter(pk__in=known))  # noqa: E731
+        result = gather([0], work, timeout=timeout)
         if not partial:
             result.all()
         found = {get(row): row for rows in result.values.values() for row in rows}
@@ -303,6 +349,10 @@ class ShardedQuerySet(ValueQuerySet):
             self._noted(found)
         elif self._db is None and several:
             self.query.pgshard_several = True
+        elif self._db is None and pairs and cluster().legacy_below:
+            legacy = _legacy_id(self.model, pairs)
+            if legacy is not None:
+                self.query.pgshard_legacy = legacy
         if self._db is None and pairs:
             finding.note(self.query, pairs)
 
@@ -310,6 +360,8 @@ class ShardedQuerySet(ValueQuerySet):
         """Is empty if the rows would be related to an object of another shard, where another one
         may have the same primary key here."""
         for name, value in pairs if self._db is not None else ():
+            if isinstance(self._db, AllRows):
+                break
             if isinstance(value, models.Model) and reference_condition(self.model, name):
                 where = where_of(value) if is_sharded(value.__class__) else None
                 if where not in (None, self._db):
@@ -412,6 +464,7 @@ class ShardedQuerySet(ValueQuerySet):
         at = self._write_to(kwargs.items())
         if at._db is None and finding.is_noted(at.query):
             return self._get_or_create(defaults, kwargs)
+        at._keep_all_rows()
         return at._whole(lambda: super(ShardedQuerySet, at).get_or_create(defaults, **kwargs))
 
     def update_or_create(
@@ -425,11 +478,21 @@ class ShardedQuerySet(ValueQuerySet):
             if created:
                 return row, True
             at = self._on(row._state.db)
+        at._keep_all_rows()
         # What a function gives is checked when the row is saved.
         at._unmoved({name: one for name, one in (defaults or {}).items() if not callable(one)})
         return at._whole(
             lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs)
         )
+
+    def _keep_all_rows(self) -> None:
+        """Stays with all rows of an unsharded host, if this query set names no shard there, for
+        several statements of one transaction."""
+        if self._db is None:
+            self._for_write = True
+            where = self.db
+            if isinstance(where, AllRows):
+                self._db = where
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         """The same as Django's; all objects must belong on one shard."""
@@ -551,7 +614,26 @@ def check_alternative(query: Any, using: str) -> None:
     `NoShard`."""
     there = getattr(query, "pgshard_alternative", None)
     if there is not None and there != using:
-        refuse(query.model, f"filter asks for rows of {there} or others, so on {using} the query")
+        unrouted(query.model, _alternative_problem(there, using))
+
+
+def _alternative_problem(there: str, using: str) -> str:
+    return f"filter asks for rows of {there} or others, so on {using} the query"
+
+
+def _legacy_id(model: Any, pairs: Iterable[tuple[str, Any]]) -> int | None:
+    """An ID from before the shards that one of these conditions names; None if there is none."""
+    for name, value in pairs:
+        condition = shard_conditions(model).get(name) or reference_condition(model, name)
+        if condition is None or condition[0] is not None:
+            continue
+        listed = condition[1] and isinstance(value, (list, tuple, set, frozenset))
+        for one in value if listed else [value]:
+            one = one.pk if isinstance(one, models.Model) else one
+            text = isinstance(one, str) and one.isascii() and one.isdigit()
+            if is_legacy(int(one) if text else one):
+                return int(one)
+    return None
 
 
 def check_value(model: Any, name: str, value: Any, using: str) -> None:
@@ -564,12 +646,18 @@ def check_value(model: Any, name: str, value: Any, using: str) -> None:
             return
     if is_reference and hasattr(value, "resolve_expression"):
         return  # It is computed from rows of the shard.
+    if is_reference and not isinstance(using, AllRows) and key is None and is_legacy(value):
+        return  # Which shard it is of, the row says.
     try:
         there = _place(key, value)
     except (WrongKey, WrongId):
         there = None
-    if there == using:
+    if there == using and not isinstance(using, AllRows):
         return
+    if is_reference and isinstance(using, AllRows):
+        raise WrongShard(
+            f"{model.__name__}.{name} would refer to one row from rows of all shards: name the key"
+        )
     if is_reference:
         raise WrongShard(
             f"{model.__name__}.{name} would refer to a row on {there or 'no shard'}, and is on"
@@ -595,7 +683,7 @@ def _place(key: Any, value: Any) -> str | None:
             return None
     if key is OBJECT:
         return None
-    return alias_of_id(int(value)) if key is None else alias_of_value(key, value)
+    return alias_of_named(int(value)) if key is None else alias_of_value(key, value)
 
 
 def _refers_to(field: Any, instance: Any) -> bool:

@@ -23,7 +23,7 @@ from django.db.models.query import FlatValuesListIterable, ModelIterable, Values
 from django.db.models.sql.constants import LOUTER
 from django.db.models.sql.where import AND, WhereNode
 
-from ..template import quote_name
+from ..template import escape, quote_name
 from .parts import parts_of
 from .sharded import KEYS, has_shard_id, says_the_shard
 
@@ -272,10 +272,9 @@ def later(queryset: Any, by: list[By], row: Any, pk: Any) -> Any:
 def ranks_on(where: str, field: Any, texts: list[str]) -> dict[str, int]:
     """The rank of each text in the order of a field's column, as this shard sorts it."""
     shard = connections[where]
-    column, table = (
-        quote_name(field.column),
-        f"{shard.quoted_schema}.{quote_name(field.model._meta.db_table)}",
-    )
+    # The cursor writes the schema.
+    table = escape(quote_name(field.model._meta.db_table))
+    column, table = escape(quote_name(field.column)), f"{{shard}}.{table}"
     # The arm without rows gives the texts the column's collation.
     given = (
         f"SELECT CAST(t.v AS {field.cast_db_type(shard)}), t.n FROM unnest(%s::text[]) WITH"

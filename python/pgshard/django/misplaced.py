@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from django.apps import apps
 
 from ..errors import WrongId, WrongKey
-from .cluster import alias, cluster
-from .routing import alias_of_id, alias_of_value
+from .cluster import ALL_ROWS, AllRows, alias, cluster, unsharded_host
+from .routing import alias_of_named, alias_of_value, is_legacy
 from .sharded import is_sharded, rules
 
 
@@ -75,10 +75,11 @@ def look(models: list[Any], size: int, progress: Progress) -> Iterator[Misplaced
     """Reads the tables of all shards, `size` rows at a time in the order of the primary key, and
     yields what is misplaced."""
     for model in models:
-        for shard in range(cluster().shards):
-            known = progress.of(f"{model._meta.label} {alias(shard)}")
+        at_once = unsharded_host() is not None
+        for where in [ALL_ROWS] if at_once else map(alias, range(cluster().shards)):
+            known = progress.of(f"{model._meta.label} {'all' if at_once else where}")
             while not known["done"]:
-                rows, last = _range(model, alias(shard), known["after"], size)
+                rows, last = _range(model, where, known["after"], size)
                 yield from rows
                 known["after"], known["done"] = last, last is None
                 known["found"] += len(rows)
@@ -97,16 +98,23 @@ def _range(model: Any, where: str, after: Any, size: int) -> tuple[list[Misplace
     read = list(rows.values_list("pk", *(name for name, _ in columns))[:size])
     found = []
     for pk, *values in read:
+        # An unsharded host has everybody's rows: what a row holds must be of one shard.
+        here: str | None = None if isinstance(where, AllRows) else where
         for (name, key), value in zip(columns, values):
-            belongs = where if value is None else _place(key, value)
-            if belongs != where:
-                found.append(Misplaced(model._meta.label, pk, where, name, value, belongs))
+            if value is None or (key is None and is_legacy(value)):
+                continue
+            belongs = _place(key, value)
+            here = here or belongs
+            if belongs is None or belongs != here:
+                found.append(
+                    Misplaced(model._meta.label, pk, here or "no shard", name, value, belongs)
+                )
     return found, _stored(read[-1][0]) if len(read) == size else None
 
 
 def _place(key: Any, value: Any) -> str | None:
     try:
-        return alias_of_id(value) if key is None else alias_of_value(key, value)
+        return alias_of_named(value) if key is None else alias_of_value(key, value)
     except (WrongId, WrongKey):
         return None
 

@@ -13,12 +13,21 @@ from django.utils.functional import cached_property
 
 from ..errors import LookupNotComplete, WrongId, WrongKey
 from . import claiming, deletion, fixtures, forms, joins, lookups, relations, requests, transactions
+from .cluster import AllRows, unsharded_host
 from .errors import NoShard, WrongShard
 from .fields import (
     ShardedBigAutoField,
 )
 from .managers import ShardedManager
-from .routing import check_instance, check_parents, run_on, same_row, where_it_belongs
+from .reach import all_rows_meant
+from .routing import (
+    check_instance,
+    check_parents,
+    place_row,
+    run_on,
+    same_row,
+    where_it_belongs,
+)
 from .sharded import automatic_tables, is_sharded, key_names, placed_names
 
 lookups.change_django()
@@ -53,6 +62,8 @@ class ShardedModel(models.Model):
         using = using or router.db_for_write(type(self), instance=self)
         check_instance(self, using)
         run_on(using, partial(super().save_base, *args, using=using, **kwargs))
+        if isinstance(using, AllRows):
+            place_row(self, using)
 
     def _save_table(
         self,
@@ -73,6 +84,8 @@ class ShardedModel(models.Model):
     def from_db(cls, db: Any, field_names: Any, values: Any, **kwargs: Any) -> Any:
         """The same as Django's."""
         made = super().from_db(db, field_names, values, **kwargs)
+        if unsharded_host() is not None:
+            place_row(made, db)
         if lookups.lookups_of_rows(cls):
             claiming.note(made)
         return made
@@ -107,7 +120,8 @@ class ShardedModel(models.Model):
         looks."""
         with where_it_belongs(self) as known:
             if known:
-                super().validate_unique(*args, **kwargs)
+                with all_rows_meant():
+                    super().validate_unique(*args, **kwargs)
             else:
                 self._check_lookups(*args, **kwargs)
 
@@ -184,7 +198,8 @@ class ShardedModel(models.Model):
         looks."""
         with where_it_belongs(self) as known:
             if known:
-                super().validate_constraints(*args, **kwargs)
+                with all_rows_meant():
+                    super().validate_constraints(*args, **kwargs)
 
     def delete(self, *args: Any, using: str | None = None, **kwargs: Any) -> Any:
         """The same as Django's."""
@@ -216,6 +231,13 @@ def _is_same(self: Any, other: object) -> Any:
     return same_row(self, other) if same is True else same
 
 
+def _from_db(cls: Any, db: Any, *args: Any, **kwargs: Any) -> Any:
+    made = models.Model.from_db.__func__(cls, db, *args, **kwargs)
+    if unsharded_host() is not None:
+        place_row(made, db)
+    return made
+
+
 class _ShardedOptions(Options):
     """A sharded model's `_meta`. The queries that Django itself makes must name a shard too, or are
     refused, whatever managers the model has."""
@@ -242,6 +264,7 @@ def _prepare(sender: Any, **_: Any) -> None:
             sender._meta.local_managers.clear()
             sender.add_to_class("objects", ShardedManager())
             sender.__eq__, sender.__hash__ = _is_same, models.Model.__hash__
+            sender.from_db = classmethod(_from_db)
         for table in automatic_tables(sender):
             # It was made before the model had all its fields.
             if not isinstance(table._meta, _ShardedOptions):

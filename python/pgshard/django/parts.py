@@ -12,9 +12,11 @@ from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, OR, WhereNode
 
-from . import finding
+from . import finding, reach
 from .errors import NoShard
+from .routing import unrouted
 from .sharded import KEYS, is_sharded, key_names, placed_names, says_the_shard
+from .unrouted import count
 
 
 def parts_of(expression: Any) -> Iterator[Any]:
@@ -24,6 +26,23 @@ def parts_of(expression: Any) -> Iterator[Any]:
         expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else ()
     ):
         yield from parts_of(part)
+
+
+def check_part_of_all(query: Any, outer: Any, where: str, chosen: str | None) -> None:
+    """Refuses a subquery on an unsharded host that has everybody's rows, where on shards it would
+    be refused, or have those of one shard. Raises `NoShard` and `Unsharded`. With `unrouted =
+    "log"` the former is counted instead."""
+    if not is_sharded(query.model) or query.is_empty() or getattr(query, "pgshard_joined", False):
+        return
+    parts = query.combined_queries or (query,)
+    if reach.names_rows(query) or _is_compared(query, parts, outer):
+        return
+    if all(_is_tied(part.where, part) for part in parts):
+        return
+    if chosen == where or getattr(query, "pgshard_alias", None) is not None:
+        reach.refuse(query, where)
+    unrouted(query.model, "part of a query")
+    count()
 
 
 def check_part(query: Any, outer: Any, where: str, chosen: str | None) -> None:

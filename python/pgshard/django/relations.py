@@ -14,14 +14,15 @@ from django.db.models.fields import related_descriptors as django
 
 from ..errors import WrongId
 from . import elsewhere
-from .cluster import alias
+from .cluster import ALL_ROWS, alias, unsharded_host
 from .managers import ShardedManager
 from .routing import (
-    alias_of_id,
+    alias_of_named,
     alias_of_owner,
     check_objects,
     following,
     run_on,
+    unrouted,
     where_of,
     within,
 )
@@ -145,6 +146,14 @@ def _of_each_shard(
     not sharded.
     """
 
+    def check_named(self: Any, instances: Any) -> None:
+        """Refuses what names no shard, as the router does. Raises `NoShard` and `LegacyId`."""
+        if not is_sharded(instances[0].__class__) and place is not None:
+            for one in instances:
+                if place(self, one) is None:
+                    unrouted(target(self), "query")
+                    break
+
     def by_shard(found: Any, where: Callable[[Any], str | None]) -> Any:
         """What a `get_prefetch_querysets` gave, so that Django matches by the shard too: rows of
         two shards may have the same primary key."""
@@ -160,6 +169,9 @@ def _of_each_shard(
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
         if not is_sharded(target(self)):
             return plain(self, instances, querysets)
+        if unsharded_host() is not None and not (querysets and querysets[0]._db):
+            check_named(self, instances)
+            return _at_once(lambda: plain(self, instances, querysets))
         of_shards = is_sharded(instances[0].__class__)
 
         def where_it_leads(one: Any) -> str | None:
@@ -198,6 +210,17 @@ def _of_each_shard(
     return get_prefetch_querysets
 
 
+def _at_once(work: Callable[[], Any]) -> Any:
+    """What a `get_prefetch_querysets` gives of all rows of an unsharded host, read at once."""
+    with within(ALL_ROWS):
+        rows, *rest = work()
+        # Django itself will prefetch what these are to have.
+        lookups, rows._prefetch_related_lookups = rows._prefetch_related_lookups, ()
+        rows._fetch_all()
+        rows._prefetch_related_lookups, rows._prefetch_done = lookups, False
+    return (rows, *rest)
+
+
 def _of_reference(descriptor: Any, instance: Any) -> str | None:
     """The shard of the row that an object refers to."""
     field = descriptor.field
@@ -207,10 +230,10 @@ def _of_reference(descriptor: Any, instance: Any) -> str | None:
     return alias(0) if id is None else _of_id(id)
 
 
-def _of_id(id: Any) -> str:
-    """The shard of the row with this ID."""
+def _of_id(id: Any) -> str | None:
+    """The shard of the row with this ID; None if the ID was made before the shards."""
     try:
-        return alias_of_id(int(id))
+        return alias_of_named(int(id))
     except WrongId:
         # There is no such row, on whatever shard it is looked for.
         return alias(0)

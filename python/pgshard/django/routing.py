@@ -13,12 +13,22 @@ from django.core.exceptions import ValidationError
 from django.db import connections, models, router, transaction
 from django.db.transaction import TransactionManagementError
 
-from ..errors import WrongId, WrongKey
+from ..errors import LegacyId, WrongId, WrongKey
 from ..ids import shard_of_id
 from ..keys import INTEGER_MAX, INTEGER_MIN
+from ..layout import Unrouted
 from ..recovery import Recovery
-from .cluster import ALIASES, alias, cluster, shard_of_alias, state
-from .errors import NoShard, ShardMoved, WrongShard, translate_errors
+from .cluster import (
+    ALIASES,
+    UNROUTED,
+    AllRows,
+    alias,
+    cluster,
+    shard_of_alias,
+    state,
+    unsharded_host,
+)
+from .errors import LayoutChanged, NoShard, ShardMoved, WrongShard, translate_errors
 from .sharded import is_sharded, key_fields, pk_says_shard, rules
 from .uncovered import check_covered
 
@@ -60,8 +70,23 @@ def alias_of_key(key: Any) -> str:
 
 
 def alias_of_id(id: int) -> str:
-    """The database alias of an ID's shard. Raises `WrongId`."""
-    return ALIASES[shard_of_id(id, (state.cluster or cluster()).shards)]
+    """The database alias of an ID's shard. Raises `WrongId`, and `LegacyId` for an ID from before
+    the shards."""
+    current = state.cluster or cluster()
+    if 0 <= id < current.legacy_below:
+        raise LegacyId(id, current.legacy_below)
+    return ALIASES[shard_of_id(id, current.shards)]
+
+
+def is_legacy(id: Any) -> bool:
+    """Whether an ID was made before the shards, and so names none."""
+    return isinstance(id, int) and 0 <= id < (state.cluster or cluster()).legacy_below
+
+
+def alias_of_named(id: int) -> str | None:
+    """The database alias of an ID's shard; None if the ID was made before the shards. Raises
+    `WrongId`."""
+    return None if is_legacy(id) else alias_of_id(id)
 
 
 def alias_of_value(field: Any, value: Any) -> str:
@@ -79,6 +104,23 @@ def refuse(model: Any, what: str) -> NoReturn:
         f"{model.__name__} is sharded and the {what} names no shard: use .for_key(key), a filter by"
         " its key or ID, .by_ids([…]), .across_shards(), or shard_of(key)"
     )
+
+
+def unrouted(model: Any, what: str) -> str:
+    """Where a query goes that names no shard: on an unsharded host with `unrouted = "log"`, to all
+    rows. Raises `NoShard` anywhere else."""
+    host = unsharded_host()
+    if host is None or host.unrouted is not Unrouted.LOG:
+        refuse(model, what)
+    return UNROUTED
+
+
+def unrouted_id(id: int) -> str:
+    """The same, for a query that names only an ID from before the shards. Raises `LegacyId`."""
+    host = unsharded_host()
+    if host is None or host.unrouted is not Unrouted.LOG:
+        raise LegacyId(id, cluster().legacy_below)
+    return UNROUTED
 
 
 def alias_of_instance(instance: Any) -> str | None:
@@ -99,7 +141,7 @@ def alias_of_instance(instance: Any) -> str | None:
                 raise WrongShard(f"{model.__name__}: its keys are of {found} and of {by_key}")
             found = by_key
     id = None if id_name is None else _loaded(instance, model, id_name)
-    if isinstance(id, int):
+    if isinstance(id, int) and not is_legacy(id):
         by_id = alias_of_id(id)
         if found is not None and found != by_id:
             raise WrongShard(
@@ -120,6 +162,9 @@ def alias_of_instance(instance: Any) -> str | None:
 def where_of(instance: Any) -> str | None:
     """The shard of an object: where it was read or saved, or where it belongs."""
     there: str | None = instance._state.db
+    if unsharded_host() is not None:
+        # Where it was read says nothing: any shard's connection object reads everybody's rows.
+        return alias_of_instance(instance)
     if instance._state.adding:
         # Django noted where another object was that it refers to.
         return alias_of_instance(instance) or (there if shard_of_alias(there) is not None else None)
@@ -139,7 +184,9 @@ def _places_of_related(instance: Any) -> Iterator[tuple[str, str]]:
             stale = str(getattr(instance, field.fk_field)) != str(other.pk)
             if stale or not is_of_one_shard(other.__class__, instance.__class__):
                 continue
-        yield field.name, other._state.db
+        there = where_of(other)
+        if there is not None:
+            yield field.name, there
 
 
 def is_of_one_shard(target: Any, model: Any) -> bool:
@@ -194,6 +241,8 @@ def check_instance(instance: Any, using: str) -> None:
     """Refuses to write an object to a shard where it does not belong. Raises `WrongShard` or
     `NoShard`."""
     model = instance.__class__
+    if isinstance(using, AllRows):
+        using = alias_of_instance(instance) or refuse(model, "write")
     shard = shard_of_alias(using)
     if shard is None:
         raise NoShard(
@@ -238,7 +287,7 @@ def _alias_of_reference(key: Any, value: Any) -> str | None:
     none."""
     value = value.value if isinstance(value, models.Value) else value
     if key is None:
-        return alias_of_id(value) if isinstance(value, int) else None
+        return alias_of_named(value) if isinstance(value, int) else None
     if value is None or hasattr(value, "resolve_expression"):
         return None
     return alias_of_value(key, value)
@@ -284,6 +333,10 @@ class ShardRouter:
         # user, in another database.
         if first._state.adding or second._state.adding:
             return True
+        if unsharded_host() is not None:
+            places = where_of(first), where_of(second)
+            if None in places or places[0] == places[1]:
+                return True
         places = first._state.db, second._state.db
         if None not in map(shard_of_alias, places) and places[0] != places[1]:
             names = " and ".join(
@@ -349,7 +402,9 @@ class ShardRouter:
                     return None
             if there is not None:
                 return there
-        return chosen() or refuse(model, what)
+            if isinstance(instance, model):
+                return chosen() or refuse(model, what)
+        return chosen() or unrouted(model, what)
 
 
 def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
@@ -450,8 +505,20 @@ def repeat_on(using: str, work: Callable[[], T]) -> T:
             left = shard.kept != kept or connections[using] is not shard
             if left or not moved.whole or moved.shard != shard.shard or shard.has_transaction():
                 raise
+            if isinstance(moved, LayoutChanged):
+                continue  # The next try is made for the other host.
             recovery = recovery or Recovery(cluster().recovery_context, moved.shard)
             wait_out(recovery, moved)
+
+
+def place_row(instance: Any, there: Any) -> None:
+    """Notes which shard an object is of that was read from an unsharded host: the one of its own
+    key or ID; if these were not read, the one on which it was read."""
+    try:
+        where = alias_of_instance(instance)
+    except (ValidationError, WrongId, WrongKey, WrongShard):
+        where = None
+    instance._state.db = where or str(there)
 
 
 def wait_out(recovery: Recovery, moved: Any) -> None:

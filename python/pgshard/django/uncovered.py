@@ -3,21 +3,17 @@ a rollback does not take them back."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import django
 from django.conf import settings
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .backend import pools
+from .callers import level
 from .cluster import shard_of_alias
 
 SETTING = "PGSHARD_UNCOVERED_WRITES"
@@ -30,10 +26,6 @@ _WRITE = re.compile(
 )
 _WITH = re.compile(
     r"\s*WITH\b.*\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO)\b", re.IGNORECASE | re.DOTALL
-)
-_INNER = (
-    *(f"{Path(file).parent}{os.sep}" for file in (django.__file__, __file__)),
-    contextlib.__file__,
 )
 
 
@@ -91,7 +83,7 @@ def _report(message: str) -> None:
     if how == ERROR:
         raise TransactionManagementError(message)
     if how != ALLOW:
-        warnings.warn(message, UncoveredWriteWarning, stacklevel=_level())
+        warnings.warn(message, UncoveredWriteWarning, stacklevel=level())
 
 
 def check_elsewhere(connection: Any, sql: str) -> None:
@@ -103,11 +95,3 @@ def check_elsewhere(connection: Any, sql: str) -> None:
             f' it stays if that is rolled back. Name the database, atomic(using="{alias}"), or set'
             f' {SETTING} = "{ALLOW}"'
         )
-
-
-def _level() -> int:
-    """How many calls up the code of the application is."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
-        level, frame = level + 1, frame.f_back
-    return level

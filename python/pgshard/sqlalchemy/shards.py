@@ -130,7 +130,7 @@ class _Attempt:
         self._changed: object = None
         self.began = time.monotonic()
         self.place: Placement = recovery_context.directory.place(shard)
-        self.schema = recovery_context.directory.schema_at(self.place, shard)
+        self.schema = recovery_context.directory.schema(shard)
         self.met: MoveSignal | None = None
         self.read_only = False
         self._sent = 0

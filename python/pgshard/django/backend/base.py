@@ -34,8 +34,15 @@ from ...recovery import Recovery
 from ...stale import MoveSignal, asks_about_names, met
 from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
-from ..cluster import cluster, shard_of_alias, state
-from ..errors import ConnectionLost, InDoubt, ShardMoved, ShardUnavailable, translate_errors
+from ..cluster import ALIASES, AllRows, cluster, shard_of_alias, state
+from ..errors import (
+    ConnectionLost,
+    InDoubt,
+    LayoutChanged,
+    ShardMoved,
+    ShardUnavailable,
+    translate_errors,
+)
 from ..uncovered import check_covered, is_write
 from . import pools
 from .client import DatabaseClient
@@ -75,15 +82,25 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     run_commit_hooks_on_set_autocommit_on: bool
 
     def __init__(self, settings_dict: dict[str, Any], alias: str) -> None:
-        super().__init__(settings_dict, alias)
         shard = shard_of_alias(alias)
         if shard is None:
             raise NotSupportedError(
                 f"{alias} is not the alias of a shard: those are shard-0, shard-1, …"
             )
+        super().__init__(settings_dict, ALIASES[shard])
         self.shard = shard
-        self.schema = cluster().config.schema(shard)
-        self.quoted_schema = quote_name(self.schema)
+        self.schema = ""
+        """The schema of the shard, for SQL that is made now."""
+        self.quoted_schema = ""
+        self.is_unsharded = False
+        """Whether the host keeps all shards in that schema."""
+        self.all_rows: AllRows | None = None
+        """What the query is for that is being compiled, if that is all rows of the unsharded
+        host."""
+        self.follows_layout = cluster().has_unsharded
+        """Whether the schema may change, because the config has an unsharded host."""
+        self._take_schema(cluster().config.schema(shard))
+        self.take_layout()
         self.autocommit = True
         self._place = Placement("", 0)
         self._shared: dict[str, tuple[Pool, Connection]] = {}  # The thread's connections, by host.
@@ -108,6 +125,32 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._streams = 0
         pools.touch(alias)
         alias_created.send(sender=type(self), wrapper=self)
+
+    # --------------------------------------------------------------------------
+    # layout
+
+    def take_layout(self) -> None:
+        """Takes over the schema of the shard from the host where it is now, for the SQL that is
+        made next."""
+        if self.follows_layout:
+            self._take_schema(cluster().directory.schema(self.shard))
+
+    def _take_schema(self, schema: str) -> None:
+        if schema != self.schema:
+            self.schema, self.quoted_schema = schema, quote_name(schema)
+            self.is_unsharded = schema != cluster().config.schema(self.shard)
+
+    def _check_layout(self, cursor: Any) -> None:
+        """Refuses a statement whose text has the schema of another host. Raises
+        `LayoutChanged`."""
+        there = cluster().directory.schema_at(self._place, self.shard)
+        if cursor.made_for not in (None, there):
+            raise LayoutChanged(
+                f"shard {self.shard} is on host {self._place.host} by now, in the schema {there},"
+                f" and the statement was made for the schema {cursor.made_for}: nothing of it has"
+                " run, make the call again",
+                self.shard,
+            )
 
     # --------------------------------------------------------------------------
     # connections
@@ -345,7 +388,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def make_cursor(self, cursor: Any) -> Cursor:
         if type(cursor) is OnceCursor:
-            cursor.schema = self.schema
+            # A schema of all shards is the same in each text, and may be a part of other words.
+            cursor.schema = None if self.is_unsharded else self.schema
         return Cursor(cursor, self)
 
     def make_debug_cursor(self, cursor: Any) -> DebugCursor:
@@ -406,6 +450,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         """The SQL with this shard's schema in place of `{shard}`, its number of `{shard_id}`."""
         if not isinstance(sql, str):
             sql = sql.as_string(self.connection)
+        self.take_layout()
         return render(sql, self.schema, self.shard)
 
     # --------------------------------------------------------------------------
@@ -424,13 +469,17 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             check_covered(self.alias)
         self._ready(cursor)
         while True:
+            if self.follows_layout:
+                self._check_layout(cursor)
             began = time.monotonic()
             if self._own is not None and self._sent == 0:
                 self._began = began
             try:
                 # The shards of tests do not move. The schema is left out, so that what is found is
                 # kept once for all shards.
-                if self._defers or not asks_about_names(sql.replace(self.schema, HOLE)):
+                if self._defers or not asks_about_names(
+                    sql if self.is_unsharded else sql.replace(self.schema, HOLE)
+                ):
                     result = execute()
                 else:
                     recovery = recovery or Recovery(cluster().recovery_context, self.shard)
@@ -710,6 +759,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if is_write(statement):
             check_covered(self.alias)
         self._ready(cursor)
+        if self.follows_layout:
+            self._check_layout(cursor)
         began = time.monotonic()
         if self._own is not None and self._sent == 0:
             self._began = began

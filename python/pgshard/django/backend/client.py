@@ -4,6 +4,7 @@ search path."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 
@@ -23,9 +24,10 @@ class DatabaseClient(PostgresqlClient):
         password = host.password()
         if password is not None:
             env["PGPASSWORD"] = password
-        env["PGOPTIONS"] = (
-            f"{env.get('PGOPTIONS', '')} -c search_path={self.connection.schema}".strip()
-        )
+        self.connection.take_layout()
+        # In this variable a backslash keeps a space and itself.
+        path = re.sub(r"([\\\s])", r"\\\1", self.connection.quoted_schema)
+        env["PGOPTIONS"] = f"{env.get('PGOPTIONS', '')} -c search_path={path}".strip()
         subprocess.run(
             [self.executable_name, *parameters, host.server_conninfo()], env=env, check=True
         )

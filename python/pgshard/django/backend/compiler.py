@@ -14,9 +14,11 @@ from django.db.backends.postgresql import compiler as postgresql
 from django.db.models.sql import compiler as standard
 from django.db.models.sql.datastructures import BaseTable, Join
 
+from ..cluster import AllRows, Unrouted
 from ..errors import WrongShard
 from ..managers import check_alternative, check_objects_of, check_value
-from ..routing import check_instance, check_objects, refuse
+from ..reach import check as check_reach
+from ..routing import check_instance, check_objects, unrouted
 from ..sharded import is_sharded, placed_names, unsharded_tables
 from .sql import Compiled
 
@@ -44,7 +46,23 @@ def _put(sql: str, before: str, schema: str) -> str:
 class _Qualified:
     connection: Any
     query: Any
+    using: Any
     compile: Any
+
+    def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as Django's. On an unsharded host, refuses a statement for one shard that names
+        none of its rows. Only whole statements come here, and no part of one."""
+        connection = self.connection
+        if not connection.follows_layout:
+            return super().execute_sql(*args, **kwargs)  # type: ignore[misc]
+        # An aggregate over a subquery: that has the rows.
+        check_reach(getattr(self.query, "inner_query", self.query), self.using, connection)
+        before = connection.all_rows
+        connection.all_rows = self.using if isinstance(self.using, AllRows) else None
+        try:
+            return super().execute_sql(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            connection.all_rows = before
 
     def get_from_clause(self) -> Any:
         query = self.query
@@ -83,10 +101,13 @@ class _Qualified:
         self._known(node.table_name)
         there = getattr(self.query, "pgshard_alias", None)
         connection = self.connection
-        check_objects_of(self.query, connection.alias)
-        if there is None:
+        if connection.all_rows is None:
+            check_objects_of(self.query, connection.alias)
+        if type(connection.all_rows) is Unrouted:
+            pass  # It may be about rows of any shards.
+        elif there is None:
             if getattr(self.query, "pgshard_several", False):
-                refuse(
+                unrouted(
                     self.query.model,
                     "keys or IDs in a part of the query may be of several shards, so it",
                 )
@@ -116,47 +137,64 @@ class SQLCompiler(_Qualified, _Select):
     """SELECT."""
 
     def as_sql(self, *args: Any, **kwargs: Any) -> Any:
+        schema = self.connection.schema
         sql, params = super().as_sql(*args, **kwargs)
-        return Compiled(sql), params
+        return Compiled(sql, schema), params
 
 
 class SQLAggregateCompiler(_Qualified, _Aggregate):
     """SELECT of aggregates over a subquery."""
 
+    def as_sql(self, *args: Any, **kwargs: Any) -> Any:
+        schema = self.connection.schema
+        sql, params = super().as_sql(*args, **kwargs)
+        return Compiled(sql, schema), params
+
 
 class SQLInsertCompiler(_Qualified, _Insert):
     """INSERT."""
 
+    def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as Django's: each row has its key."""
+        return _Insert.execute_sql(self, *args, **kwargs)
+
     def as_sql(self) -> Any:
         table, schema = self.query.model._meta.db_table, self.connection.quoted_schema
+        there = self.connection.schema
+        using = self.using if isinstance(self.using, AllRows) else self.connection.alias
         self._known(table)
         if is_sharded(self.query.model):
             # Each way to make a row comes here, also those that use no model and no manager of
             # shards.
             for one in self.query.objs:
-                check_instance(one, self.connection.alias)
+                check_instance(one, using)
         found = super().as_sql()
         if len(found) == 1:
             ((sql, params),) = found
-            return [(Compiled(_put(sql, "INSERT INTO ", schema)), params)]
-        return [(Compiled(_put(sql, "INSERT INTO ", schema)), params) for sql, params in found]
+            return [(Compiled(_put(sql, "INSERT INTO ", schema), there), params)]
+        return [
+            (Compiled(_put(sql, "INSERT INTO ", schema), there), params) for sql, params in found
+        ]
 
 
 class SQLUpdateCompiler(_Qualified, _Update):
     """UPDATE."""
 
     def as_sql(self) -> Any:
-        check_objects_of(self.query, self.connection.alias)
+        schema = self.connection.schema
+        using = self.connection.all_rows or self.connection.alias
+        if self.connection.all_rows is None:
+            check_objects_of(self.query, using)
         if is_sharded(self.query.model):
             placed = placed_names(self.query.model)
-            check_objects((value for _, _, value in self.query.values), self.connection.alias)
+            check_objects((value for _, _, value in self.query.values), using)
             for field, _, value in self.query.values:
                 if value is not None and field.attname in placed:
-                    check_value(self.query.model, field.attname, value, self.connection.alias)
+                    check_value(self.query.model, field.attname, value, using)
         sql, params = super().as_sql()
         if sql:
             self._known(self.query.base_table)
-            sql = Compiled(_put(sql, "UPDATE ", self.connection.quoted_schema))
+            sql = Compiled(_put(sql, "UPDATE ", self.connection.quoted_schema), schema)
         return sql, params
 
 
@@ -164,7 +202,9 @@ class SQLDeleteCompiler(_Qualified, _Delete):
     """DELETE."""
 
     def _as_sql(self, query: Any) -> Any:
-        check_objects_of(query, self.connection.alias)
+        schema = self.connection.schema
+        if self.connection.all_rows is None:
+            check_objects_of(query, self.connection.alias)
         self._known(self.query.base_table)
         sql, params = super()._as_sql(query)
-        return Compiled(_put(sql, "DELETE FROM ", self.connection.quoted_schema)), params
+        return Compiled(_put(sql, "DELETE FROM ", self.connection.quoted_schema), schema), params

@@ -35,18 +35,28 @@ class _Moving:
     """The connection that a server-side cursor outside of transactions has for itself."""
     pid: int | None = None
     """The process that opened a server-side cursor."""
+    made_for: str | None = None
+    """The schema of the shard in the statement's text; None if the text has none."""
 
     def execute(self, sql: Any, params: Any = None) -> Any:
         if type(sql) is Compiled:
+            self.made_for = sql.schema
             sql = self.db.rendered(sql) if "{shard" in sql else str(sql)
         else:
             if type(sql) is not str or "{shard" in sql:
-                sql = self.db.rendered(sql)
+                sql = self._rendered(sql)
+            else:
+                self.made_for = None
             check_tables(sql)
         return super().execute(sql, params)  # type: ignore[misc]
 
-    def executemany(self, sql: Any, param_list: Any) -> Any:
+    def _rendered(self, sql: Any) -> Any:
         sql = self.db.rendered(sql)
+        self.made_for = self.db.schema
+        return sql
+
+    def executemany(self, sql: Any, param_list: Any) -> Any:
+        sql = self._rendered(sql)
         check_tables(sql)
         return super().executemany(sql, param_list)  # type: ignore[misc]
 
@@ -97,7 +107,7 @@ class _Moving:
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **more: Any) -> Iterator[Any]:
         """psycopg's COPY. It is never repeated: raises `ShardMoved` if the shard is being moved."""
-        statement = self.db.rendered(statement)
+        statement = self._rendered(statement)
         check_tables(statement)
         with (
             self.db.copying(self, statement),

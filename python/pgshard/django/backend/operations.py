@@ -8,6 +8,7 @@ from django.db import models
 from django.db.backends.postgresql.operations import DatabaseOperations as PostgresqlOperations
 
 from ..cluster import state
+from ..errors import Unsharded
 from ..fields import ShardedBigAutoField
 from . import compiler
 
@@ -19,6 +20,7 @@ class DatabaseOperations(PostgresqlOperations):
 
     def compiler(self, compiler_name: str) -> Any:
         """The same as Django's, which would import the module again for each connection object."""
+        self.connection.take_layout()
         return getattr(compiler, compiler_name)
 
     def sql_flush(
@@ -26,7 +28,13 @@ class DatabaseOperations(PostgresqlOperations):
     ) -> list[str]:
         """One TRUNCATE of all tables. In tests, of those that have rows: a test uses few shards and
         few tables, and each TRUNCATE writes new files."""
+        self.connection.take_layout()
         schema = self.connection.quoted_schema
+        if self.connection.is_unsharded and not state.visible:
+            raise Unsharded(
+                f"{self.connection.alias} is on an unsharded host, where its tables have"
+                " everybody's rows: nothing was deleted"
+            )
         if tables and self.connection.alias in state.visible and not reset_sequences:
             tables = self._with_rows(tables)
         if not tables:

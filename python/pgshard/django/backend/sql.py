@@ -24,7 +24,14 @@ _WITH = re.compile(
 class Compiled(str):
     """SQL that the ORM made. Its tables have their schemas."""
 
-    __slots__ = ()
+    __slots__ = ("schema",)
+    schema: str
+    """The schema of the shard when it was made."""
+
+    def __new__(cls, sql: str, schema: str) -> Compiled:
+        made = super().__new__(cls, sql)
+        made.schema = schema
+        return made
 
 
 def check_tables(sql: str) -> None:

@@ -9,11 +9,19 @@ from typing import Any
 from django.contrib.contenttypes import fields
 from django.contrib.contenttypes.models import ContentType, ContentTypeManager
 
-from ...errors import WrongId
-from ..cluster import alias, shard_of_alias
+from ...errors import LegacyId, WrongId
+from ..cluster import ALL_ROWS, alias, shard_of_alias, unsharded_host
 from ..errors import WrongShard
 from ..relations import managers
-from ..routing import alias_of_id, check_objects, is_of_one_shard, where_of, within
+from ..routing import (
+    alias_of_id,
+    check_objects,
+    is_legacy,
+    is_of_one_shard,
+    unrouted_id,
+    where_of,
+    within,
+)
 from ..sharded import has_shard_id, is_sharded, pk_says_shard
 
 
@@ -79,7 +87,12 @@ def install() -> None:
         if not any(is_sharded(one.model) and one._db is None for one in querysets or ()):
             return prefetch(self, instances, querysets)
         groups: dict[str, list[Any]] = {}
+        at_once = unsharded_host() is not None
         for one in instances:
+            if at_once:
+                _where_it_leads(self, one)
+                groups.setdefault(ALL_ROWS, []).append(one)
+                continue
             groups.setdefault(_where_it_leads(self, one), []).append(one)
         rows: list[Any] = []
         for where, group in groups.items():
@@ -94,6 +107,9 @@ def install() -> None:
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
         if not is_sharded(instances[0].__class__):
             return prefetched(self, instances, querysets)
+        if unsharded_host() is not None:
+            with within(ALL_ROWS):
+                return prefetched(self, instances, querysets)
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
             groups.setdefault(where_of(one), []).append(one)
@@ -142,7 +158,12 @@ def _where_it_leads(relation: Any, instance: Any) -> str:
     if not has_shard_id(model):
         return (where_of(instance) if is_sharded(instance.__class__) else None) or alias(0)
     try:
+        if is_legacy(int(id)):
+            there = where_of(instance) if is_sharded(instance.__class__) else None
+            return there or unrouted_id(int(id))
         return alias_of_id(int(id))
+    except LegacyId:
+        raise
     except (ValueError, WrongId):
         return alias(0)
 

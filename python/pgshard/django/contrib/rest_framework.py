@@ -11,11 +11,9 @@ from django.db import transaction
 from rest_framework import serializers
 
 from ...errors import WrongId
-from ...ids import shard_of_id
-from ..cluster import cluster
 from ..fields import ShardedBigAutoField
 from ..forms import strays, where_it_will_be
-from ..routing import repeat_on, where_of
+from ..routing import alias_of_named, repeat_on, where_of
 from ..sharded import is_sharded
 
 T = TypeVar("T")
@@ -44,7 +42,7 @@ class ShardIdField(serializers.Field):
         ):
             self.fail("invalid")
         try:
-            shard_of_id(int(data), cluster().shards)
+            alias_of_named(int(data))
         except WrongId:
             self.fail("unknown")
         return int(data)

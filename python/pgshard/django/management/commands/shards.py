@@ -20,8 +20,9 @@ from pgshard.errors import PgshardError
 from pgshard.keys import KeyKind, key_of_text
 
 from ... import migrations, misplaced
-from ...cluster import alias, cluster
+from ...cluster import ALL_ROWS, alias, cluster, unsharded_host
 from ...gather import gather
+from ...reach import all_rows_meant
 from ...sharded import is_sharded
 
 
@@ -89,7 +90,9 @@ class Command(BaseCommand):
         map = directory.map
         self.stdout.write(f"{map.shards} shards, map version {map.version}")
         for host in sorted(set(map.hosts)):
-            self.stdout.write(f"{host}  {map.ranges(host)}")
+            whole = directory.host(host).whole
+            how = "" if whole is None else f"  unsharded, in the schema {whole}"
+            self.stdout.write(f"{host}  {map.ranges(host)}{how}")
 
     def _where(self, key: str | None, id: int | None, **_: Any) -> None:
         directory = cluster().directory
@@ -112,7 +115,11 @@ class Command(BaseCommand):
             work = _function(function)
         except (ImportError, OSError, KeyError) as wrong:
             raise CommandError(f"{function} is no function: {wrong}") from wrong
-        result = gather(range(cluster().config.shards), work, width=width)
+        if unsharded_host() is not None:
+            with all_rows_meant():
+                result = gather([0], work)
+        else:
+            result = gather(range(cluster().config.shards), work, width=width)
         for shard, error in sorted(result.errors.items()):
             self.stderr.write(f"{alias(shard)}: {error}")
         self.stdout.write(f"{len(result.values)} shards done, {len(result.errors)} failed")
@@ -131,8 +138,9 @@ class Command(BaseCommand):
             raise CommandError(f"{model} is no model, such as photos.Photo: {wrong}") from None
         if not is_sharded(found):
             raise CommandError(f"{model} is not sharded: `manage.py dumpdata {model}`")
-        for shard in range(cluster().config.shards):
-            rows = found._base_manager.using(alias(shard)).order_by("pk").iterator()
+        shards = map(alias, range(cluster().config.shards))
+        for where in [ALL_ROWS] if unsharded_host() is not None else shards:
+            rows = found._base_manager.using(where).order_by("pk").iterator()
             for row in serializers.serialize("python", rows):
                 self.stdout.write(json.dumps(row, default=str))
 
