@@ -46,16 +46,18 @@ class OneDatabase(World):
         """Writes another config for the same servers."""
         self.path.write_text(unsharded(self.sharded, more, legacy_below, schema))
 
-    def wide_ids(self, *tables: str, key: str = "user_id") -> None:
+    def wide_ids(self, *tables: str, key: str = "user_id", of: str | None = None) -> None:
         """Makes the tables' new IDs those of the key's shard, as an application does long before
-        the shards."""
+        the shards. `of`: in the place of the key, a reference to a row of the same shard."""
         sql = (ROOT / "python" / "tests" / "wide_ids.sql").read_text()
         with self.connect("db1") as connection:
-            connection.execute(sql)
+            if connection.execute("SELECT to_regproc('app.wide')").fetchone() == (None,):
+                connection.execute(sql)
+            named = f"'{key}'" if of is None else f"'{of}', 'of'"
             for table in tables:
                 connection.execute(
                     f"CREATE TRIGGER wide BEFORE INSERT ON app.{table} FOR EACH ROW EXECUTE"
-                    f" FUNCTION app.wide('{key}')"
+                    f" FUNCTION app.wide({named})"
                 )
 
 

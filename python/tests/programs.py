@@ -9,6 +9,7 @@ import random
 import time
 import traceback
 from collections import Counter
+from contextlib import nullcontext
 
 USERS = (
     3,
@@ -95,6 +96,10 @@ class World:
         one = self.objects[name]
         return type(one)._base_manager.using(one._state.db).get(pk=one.pk)
 
+    def everywhere(self):
+        """Within it, rows are found by their IDs alone."""
+        return nullcontext()
+
     def dump(self):
         """All rows, without IDs."""
         found = []
@@ -103,7 +108,8 @@ class World:
                 found += [(label, one.name) for one in model.objects.all()]
                 continue
             if label == "Mark":
-                found += [(label, one.name, seen(one.about)) for one in model.objects.all()]
+                with self.everywhere():
+                    found += [(label, one.name, seen(one.about)) for one in model.objects.all()]
                 continue
             names = ["name"]
             names += [
@@ -130,6 +136,24 @@ class World:
                         if one.content_type.model_class() in vars(self.m).values()
                     ]
         return sorted(found, key=str)
+
+
+class OneDatabase(World):
+    """The models of shards, on an unsharded host."""
+
+    def new_id(self, ids):
+        return ids[1]
+
+    def databases(self):
+        from pgshard.django.cluster import ALL_ROWS
+
+        return [ALL_ROWS]
+
+    def everywhere(self):
+        from pgshard.django.cluster import ALL_ROWS
+        from pgshard.django.routing import within
+
+        return within(ALL_ROWS)
 
 
 def seen(value):
@@ -203,9 +227,10 @@ class Program:
 def refusals():
     from django.db.transaction import TransactionManagementError
 
-    from pgshard.django import NoShard, WrongShard
+    from pgshard import LegacyId
+    from pgshard.django import NoShard, Unsharded, WrongShard
 
-    return (NoShard, WrongShard, TransactionManagementError)
+    return (NoShard, WrongShard, LegacyId, Unsharded, TransactionManagementError)
 
 
 def is_of_another_shard(answer):
@@ -311,9 +336,9 @@ def clear(kinds, plain):
         cursor.execute("; ".join(f"DELETE FROM {table}" for table in tables))
 
 
-def find_differences(make):
-    """Runs programs of this kind for some time. Raises `AssertionError` with the first differences
-    of some of them; otherwise returns what they did, counted."""
+def find_differences(make, world=World, begin=lambda seed: None):
+    """Runs programs of this kind for some time, each after `begin`. Raises `AssertionError` with
+    the first differences of some of them; otherwise returns what they did, counted."""
     from django.test import override_settings
     from kinds import models as kinds
     from plain import models as plain
@@ -322,7 +347,8 @@ def find_differences(make):
     while time.monotonic() < end and len(failed) < 5:
         clear(kinds, plain)
         try:
-            here, there = World(kinds.MODELS, sharded=True), World(plain.MODELS, sharded=False)
+            begin(seed)
+            here, there = world(kinds.MODELS, sharded=True), World(plain.MODELS, sharded=False)
             here.m.Owner, there.m.Owner = kinds.Owner, plain.Owner
             here.m.Fan, there.m.Fan = kinds.Fan, plain.Fan
             here.m.Mark, there.m.Mark = kinds.Mark, plain.Mark
