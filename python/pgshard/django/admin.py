@@ -28,11 +28,11 @@ from django.contrib.admin.widgets import AutocompleteSelect, AutocompleteSelectM
 from django.core.exceptions import ValidationError
 from django.db.models.constants import LOOKUP_SEP
 
-from ..errors import WrongId, WrongKey
+from ..errors import LegacyId, WrongId, WrongKey
 from . import finding
 from .cluster import alias, shard_of_alias, unsharded_host
 from .lookups import ModelLookup, lookups_of_rows
-from .routing import alias_of_key, alias_of_named, is_legacy, within
+from .routing import alias_of_key, alias_of_named, is_legacy, where_of, within
 from .sharded import (
     KEYS,
     OBJECT,
@@ -180,7 +180,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
         kept = super().get_preserved_filters(request)
         where = request.GET.get(_SHARD)
         page = getattr(getattr(request, "resolver_match", None), "kwargs", {}).get("object_id", "")
-        legacy = page.isdigit() and is_legacy(int(page))
+        legacy = is_legacy(page)
         if (pk_says_shard(self.model) and not legacy) or shard_of_alias(where) is None:
             return kept
         return "&".join(filter(None, (kept, urlencode({_SHARD: where}))))
@@ -309,6 +309,15 @@ class ShardedModelAdmin(admin.ModelAdmin):
         except (ValueError, WrongId):
             return None
 
+    def _of_legacy(self, text: str) -> str | None:
+        """The shard of the row with an ID from before the shards, which only an unsharded host
+        finds by that alone."""
+        try:
+            row = self.model._base_manager.filter(pk=text).first()
+        except LegacyId:
+            return None
+        return None if row is None else where_of(row)
+
     def _of_object(self, request: Any, object_id: str) -> str | None:
         """The shard of the object in a page's address. Where it is not known, there is none."""
         pk, text = self.model._meta.pk, unquote(object_id)
@@ -317,8 +326,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
         elif has_shard_id(self.model):
             where = self._of_id(text)
             named = request.GET.get(_SHARD)
-            if where is None and text.isdigit() and is_legacy(int(text)):
-                where = named if shard_of_alias(named) is not None else None
+            if where is None and is_legacy(text):
+                where = named if shard_of_alias(named) is not None else self._of_legacy(text)
         else:
             named = request.GET.get(_SHARD)
             where = named if shard_of_alias(named) is not None else None

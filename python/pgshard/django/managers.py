@@ -630,8 +630,7 @@ def _legacy_id(model: Any, pairs: Iterable[tuple[str, Any]]) -> int | None:
         listed = condition[1] and isinstance(value, (list, tuple, set, frozenset))
         for one in value if listed else [value]:
             one = one.pk if isinstance(one, models.Model) else one
-            text = isinstance(one, str) and one.isascii() and one.isdigit()
-            if is_legacy(int(one) if text else one):
+            if is_legacy(one):
                 return int(one)
     return None
 

@@ -79,7 +79,9 @@ def alias_of_id(id: int) -> str:
 
 
 def is_legacy(id: Any) -> bool:
-    """Whether an ID was made before the shards, and so names none."""
+    """Whether an ID, or the text of one, was made before the shards, and so names none."""
+    if isinstance(id, str) and id.isascii() and id.isdigit() and len(id) < 20:
+        id = int(id)
     return isinstance(id, int) and 0 <= id < (state.cluster or cluster()).legacy_below
 
 

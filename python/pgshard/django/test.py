@@ -4,6 +4,11 @@ use them like any database.
     TEST_RUNNER = "pgshard.django.test.ShardedTestRunner"
 
 With pytest-django no setting is needed: `pgshard.django.pytest_plugin` does the same.
+
+While the config has its shards on an unsharded host, tests run on such a host too: a database with
+the tables of the models in one schema, with IDs of ordinary sequences. `PGSHARD_TEST_LAYOUT =
+"sharded"` makes them run on shards. What models do not declare, such as triggers, is in
+`PGSHARD_TEST_SQL`.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ import psycopg
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test import TransactionTestCase
 from django.test.runner import DiscoverRunner
 from psycopg import sql
@@ -30,7 +37,10 @@ from psycopg.conninfo import make_conninfo
 from ..config import Config
 from ..hosts import Host
 from ..keys import SHARDS_MAX
+from ..layout import Unrouted
+from ..template import quote_name
 from .backend import pools
+from .backend.client import escape_option
 from .cluster import TEST_CONFIG, Cluster, alias, cluster, state
 from .migrations import key_check_name
 from .own_shards import MAKE
@@ -40,6 +50,14 @@ SETTING = "PGSHARD_TEST_SHARDS"
 """The setting: how many shards a test database has."""
 SHARDS = 8
 """How many it has without the setting."""
+LAYOUT = "PGSHARD_TEST_LAYOUT"
+"""The setting: `sharded` or `unsharded`, if tests are to run on another layout than the config's
+shards have."""
+SQL = "PGSHARD_TEST_SQL"
+"""The setting: SQL that runs in a test database of an unsharded host once it has its tables. The
+search path is their schema."""
+SCHEMA = "app"
+"""The schema of the tables, if the config names none."""
 
 
 @dataclass
@@ -52,13 +70,15 @@ class TestShards:
     folder: Path
     keep: bool
     shards: int
+    whole: str | None
+    """The schema of all shards, if the tests run on an unsharded host."""
     databases: Any
     """The databases that tests might use before, unless they specified otherwise."""
 
 
 def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestShards:
     """Makes a database next to that of the first host, with a few shards and all their migrations,
-    and makes the aliases lead there.
+    or with the tables of an unsharded host, and makes the aliases lead there.
 
     `parallel`: how many copies of it to make, for processes that run tests side by side. The real
     shards cannot be reached until `end`.
@@ -74,16 +94,19 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
     ]
     folder = Path(tempfile.mkdtemp(prefix="pgshard-test-"))
     usual = TransactionTestCase.databases
-    made = TestShards(real, host, names, folder, keepdb, _shards(), usual)
+    made = TestShards(real, host, names, folder, keepdb, _shards(), _whole(real), usual)
     try:
         with _server(host) as server:
-            kept = keepdb and _shards_of(host, database) == made.shards
+            # The tables of an unsharded host have no migrations: they are made again.
+            kept = keepdb and made.whole is None and _shards_of(host, database) == made.shards
             _drop(server, names[1:] if kept else names)
             if not kept:
                 server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
             path = _write(made, 0)
+            if made.whole is not None:
+                _make_tables(host, database, made.whole)
             _command(path, "bootstrap")
-            for lookup in config.lookups:
+            for lookup in config.lookups if made.whole is None else ():
                 _command(path, "lookups", "build", lookup)
             _prepare(host, database, config.prefix)
             for number, name in enumerate(names[1:], 1):
@@ -156,11 +179,18 @@ def _write(made: TestShards, number: int) -> Path:
         f'schema_prefix = "{config.prefix}"',
         f'key = "{config.key.value}"',
     ]
-    if config.migrations is not None:
+    if config.legacy_below:
+        lines.append(f"legacy_below = {config.legacy_below}")
+    if config.migrations is not None and made.whole is None:
         lines.append(f'migrations = "{config.migrations.absolute()}"')
     # A test may have a transaction on each shard.
     size = max(made.host.pool_size, made.shards + 4)
     lines += ["[hosts.test]", f'url = "{url}"', f"pool_size = {size}"]
+    if made.whole is not None:
+        unsharded = config.unsharded
+        unrouted = Unrouted.REFUSE if unsharded is None else unsharded.unrouted
+        lines += ['layout = "unsharded"', f"schema = {json.dumps(made.whole)}"]
+        lines.append(f'unrouted = "{unrouted.value}"')
     if made.host.password_env is not None:
         lines.append(f'password_env = "{made.host.password_env}"')
     if made.host.password_file is not None:
@@ -228,6 +258,50 @@ def _shards() -> int:
             f"{SETTING} is {wanted!r}: it is a number of shards, 1 to {SHARDS_MAX}"
         )
     return wanted
+
+
+def _whole(real: Cluster) -> str | None:
+    """The schema of all shards, if tests are to run on an unsharded host. Raises
+    `ImproperlyConfigured`."""
+    host = real.config.unsharded
+    there = real.directory.unsharded if host is not None else None
+    usual = "sharded" if there is None else "unsharded"
+    wanted = getattr(settings, LAYOUT, usual)
+    if wanted not in ("sharded", "unsharded"):
+        raise ImproperlyConfigured(f'{LAYOUT} is {wanted!r}: it is "sharded" or "unsharded"')
+    if wanted == "sharded":
+        return None
+    return SCHEMA if host is None or host.whole is None else host.whole
+
+
+def _make_tables(host: Host, database: str, schema: str) -> None:
+    """Makes the tables of all sharded models in one schema, as Django makes those of models that
+    are not sharded."""
+    quoted = quote_name(schema)
+    params = {key: value for key, value in host.server.items() if key != "dbname"}
+    params |= {key: value for key, value in host.connect_args().items() if key == "password"}
+    options = f"{params.get('options', '')} -c search_path={escape_option(quoted)}".strip()
+    made: Any = DatabaseWrapper(
+        {
+            **connections.settings[alias(0)],
+            "NAME": database,
+            "OPTIONS": {**params, "options": options},
+        },
+        "pgshard tests",
+    )
+    try:
+        with made.cursor() as cursor:
+            cursor.execute(f"CREATE SCHEMA {quoted}")
+        with made.schema_editor(atomic=False) as editor:
+            for model in apps.get_models():
+                if is_sharded(model) and model._meta.managed and not model._meta.proxy:
+                    editor.create_model(model)
+        more = getattr(settings, SQL, "")
+        if more:
+            with made.cursor() as cursor:
+                cursor.execute(more)
+    finally:
+        made.close()
 
 
 def _shards_of(host: Host, database: str) -> int | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from one_database import unsharded
 from world import COMMAND, ROOT, VERSION, World, programs
 
 
@@ -46,6 +47,59 @@ def test_the_examples_own_tests_pass(tmp_path):
             )
             assert done.returncode == 0, done.stdout + done.stderr
         assert "Ran 4 tests" in done.stderr
+    finally:
+        world.close()
+
+
+WIDE = """CREATE SEQUENCE wide;
+CREATE FUNCTION wide() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    ms bigint := extract(epoch FROM clock_timestamp() - '2026-01-01T00:00:00Z') * 1000;
+    there bigint;
+BEGIN
+    SELECT shard INTO STRICT there FROM pgshard_test.key_shard WHERE key = NEW.user_id::text;
+    NEW.id := ms << 23 | there << 10 | nextval('app.wide') % 1024;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER wide BEFORE INSERT ON photos_photo FOR EACH ROW EXECUTE FUNCTION wide();
+CREATE TRIGGER wide BEFORE INSERT ON photos_like FOR EACH ROW EXECUTE FUNCTION wide();
+CREATE TRIGGER wide BEFORE INSERT ON photos_follow FOR EACH ROW EXECUTE FUNCTION wide();"""
+
+
+def test_the_examples_own_tests_pass_on_one_database(tmp_path):
+    """The same code and the same tests as on shards: with wide IDs, and with those of ordinary
+    sequences, where an ID alone names no shard."""
+    world = World(shards=4)
+    try:
+        sharded = world.path.read_text()
+        (tmp_path / "with_wide_ids.py").write_text(
+            f"from website.settings import *\n\nPGSHARD_TEST_SQL = {WIDE!r}\n"
+        )
+        env = {
+            **os.environ,
+            "PGSHARD_CONFIG": str(world.path),
+            "EXAMPLE_FOLDER": str(tmp_path),
+            "PGSHARD": COMMAND,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(tmp_path)]),
+        }
+        for more, module in (
+            ("", "with_wide_ids"),
+            ('unrouted = "log"\n', "website.settings"),
+        ):
+            world.path.write_text(unsharded(sharded, more))
+            done = subprocess.run(
+                [sys.executable, "manage.py", "test", "--noinput", "photos"],
+                env={**env, "DJANGO_SETTINGS_MODULE": module},
+                cwd=ROOT / "python" / "example",
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "Ran 4 tests" in done.stderr
+            # Nothing is left.
+            with world.connect("db1") as connection:
+                left = connection.execute("SELECT datname FROM pg_database WHERE datname ~ 'test'")
+                assert left.fetchall() == []
     finally:
         world.close()
 

@@ -48,6 +48,7 @@ from . import pools
 from .client import DatabaseClient
 from .creation import DatabaseCreation
 from .cursor import Cursor, DebugCursor
+from .features import DatabaseFeatures
 from .introspection import DatabaseIntrospection
 from .operations import DatabaseOperations
 from .reading import HOLE, OnceCursor, reading_once
@@ -71,6 +72,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     """One shard, as one thread uses it."""
 
     ops_class = DatabaseOperations
+    features_class = DatabaseFeatures
     introspection_class = DatabaseIntrospection
     client_class = DatabaseClient
     creation_class = DatabaseCreation

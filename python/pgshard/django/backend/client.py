@@ -13,6 +13,11 @@ from django.db.backends.postgresql.client import DatabaseClient as PostgresqlCli
 from ..cluster import cluster
 
 
+def escape_option(value: str) -> str:
+    """A value in libpq's `options`, where a backslash keeps a space and itself."""
+    return re.sub(r"([\\\s])", r"\\\1", value)
+
+
 class DatabaseClient(PostgresqlClient):
     """Runs psql."""
 
@@ -25,8 +30,7 @@ class DatabaseClient(PostgresqlClient):
         if password is not None:
             env["PGPASSWORD"] = password
         self.connection.take_layout()
-        # In this variable a backslash keeps a space and itself.
-        path = re.sub(r"([\\\s])", r"\\\1", self.connection.quoted_schema)
+        path = escape_option(self.connection.quoted_schema)
         env["PGOPTIONS"] = f"{env.get('PGOPTIONS', '')} -c search_path={path}".strip()
         subprocess.run(
             [self.executable_name, *parameters, host.server_conninfo()], env=env, check=True
