@@ -119,10 +119,10 @@ class AcrossShards:
         result = self._run(places, lambda rows: builtins.list(rows[:limit]))
         if not partial:
             result.all()
-        if places.is_whole:
-            return result.values.get(0, [])
         shards = [shard for shard in sorted(result.values) if result.values[shard]]
         found = [row for shard in shards for row in result.values[shard]]
+        if len(shards) <= 1:
+            return found  # They are in their order.
         return merge(found, by, _Server(shards, end).ranks)[:limit]
 
     def first(self) -> Any:
@@ -273,6 +273,11 @@ class AcrossShards:
             full = [shard for shard in shards if held[shard]]
             if not full:
                 return
+            if len(full) == 1:
+                # They are in their order.
+                yield held[full[0]]
+                held[full[0]] = []
+                continue
             found = [(shard, row) for shard in full for row in held[shard]]
             ready = []
             for shard, row in merge(found, pairs, _Server(full, end).ranks):

@@ -34,6 +34,16 @@ def test_numbers_are_merged_in_both_directions(m, photos):
     assert [(photo.likes, photo.title) for photo in found] == [(5, "p0"), (5, "p5")]
 
 
+def test_rows_of_one_shard_stay_in_their_order(m):
+    """Their texts are not compared with others."""
+    for title in ("b", "a", "c", "a"):
+        m.Photo.objects.create(user_id=5, title=title)
+    rows = m.Photo.objects.order_by("-title", "id").across_shards()
+    for found in (rows.list(9), list(rows.iterator()), list(rows.iterator(chunk_size=1))):
+        assert [one.title for one in found] == ["c", "b", "a", "a"]
+        assert found[2].pk < found[3].pk
+
+
 def test_values_and_references_are_merged(m, photos):
     by = m.Photo.objects.order_by("-likes")
     assert by.values("title", "likes").across_shards().list(limit=1) == [
