@@ -91,6 +91,10 @@ def register(world: OneDatabase) -> None:
     """Makes `PLAIN` the alias of the database."""
     from django.db import connections
 
+    if hasattr(connections._connections, PLAIN):
+        # Of another database, before.
+        connections[PLAIN].close()
+        delattr(connections._connections, PLAIN)
     with world.connect("db1") as connection:
         port = connection.info.port
     dict.__setitem__(

@@ -47,7 +47,7 @@ def place() -> str:
 
 def level() -> int:
     """How many calls above the function that calls this one the code of the application is."""
-    level, frame = 1, sys._getframe(2)
+    level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(INNER):
         level, frame = level + 1, frame.f_back
     return level
