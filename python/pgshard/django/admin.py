@@ -163,6 +163,20 @@ class ShardedModelAdmin(admin.ModelAdmin):
         kwargs = self._completing(_SelectMultiple, db_field, request, kwargs)
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
+    def get_field_queryset(self, db: Any, db_field: Any, request: Any) -> Any:
+        """The same as Django's. On an unsharded host the choices are the rows of the page's key,
+        since those of its shard are not separate from others; none before the key is known."""
+        found = super().get_field_queryset(db, db_field, request)
+        target = db_field.remote_field.model
+        by_hand = (*self.raw_id_fields, *self.get_autocomplete_fields(request))
+        if unsharded_host() is None or not is_sharded(target) or db_field.name in by_hand:
+            return found
+        rows = target._default_manager.all() if found is None else found
+        keys, owner = key_fields(target), getattr(request, "_pgshard_owner", None)
+        if owner is None or len(keys) != 1:
+            return rows.none()
+        return rows.filter(**{keys[0].attname: owner})
+
     def _completing(
         self, widget: Any, field: Any, request: Any, kwargs: dict[str, Any]
     ) -> dict[str, Any]:
@@ -205,7 +219,29 @@ class ShardedModelAdmin(admin.ModelAdmin):
         is_new = object_id is None or (request.method == "POST" and "_saveasnew" in request.POST)
         where = self._of_form(request) if is_new else self._of_object(request, object_id)
         request._pgshard_page = where
+        if unsharded_host() is not None:
+            request._pgshard_owner = self._owner(request, None if is_new else object_id, where)
         return self._on(where, super().changeform_view, request, object_id, form_url, extra_context)
+
+    def _owner(self, request: Any, object_id: str | None, where: str | None) -> Any:
+        """The key of the page's object, or the one that was typed for a new one; None if it is not
+        known."""
+        fields = key_fields(self.model)
+        if object_id is None:
+            given = ((one, request.POST, request.GET) for one in fields[:1])
+            texts = (
+                (field, post.get(name, get.get(name)))
+                for field, post, get in given
+                for name in (field.name, field.attname)
+            )
+            return next((field.to_python(one) for field, one in texts if one), None)
+        if where is None or not fields:
+            return None
+        try:
+            rows = self.model._base_manager.using(where).filter(pk=unquote(object_id))
+        except (ValidationError, ValueError):
+            return None
+        return rows.values_list(fields[0].attname, flat=True).first()
 
     def delete_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """On the row's shard."""

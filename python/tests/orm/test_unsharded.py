@@ -3,6 +3,7 @@ are as on shards, one for all shards is sent once, and what would mean everybody
 refused."""
 
 import logging
+import re
 
 import pytest
 from one_database import PLAIN, OneDatabase, make_tables, register, used
@@ -53,6 +54,19 @@ def begun(old, more):
         assert [pool.in_use for pool in pools._pools.by_host.values()] == [0] * len(
             pools._pools.by_host
         )
+
+
+@pytest.fixture
+def client(world):
+    """A client of a member of the staff, and nobody else."""
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    User.objects.filter(username="root")._raw_delete("default")
+    made = Client()
+    made.force_login(User.objects.create_superuser("root"))
+    yield made
+    User.objects.filter(username="root")._raw_delete("default")
 
 
 def sql(text, params=None):
@@ -440,6 +454,59 @@ def test_a_statement_of_another_layout_is_not_sent(one, m, p, sent):
     from pgshard.django.routing import run_on
 
     assert run_on("shard-3", work) == 2
+
+
+MOVED = """INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch, peer) VALUES
+    (3, 'shard_0003', '{state}', 2, '{peer}'), (12, 'shard_0012', '{state}', 2, '{peer}')"""
+TABLE = """CREATE SCHEMA {schema};
+CREATE TABLE {schema}.photos_photo (id bigint, user_id bigint, album_id bigint, category_id integer,
+    title text, likes integer, made_at timestamptz, lower text);
+INSERT INTO {schema}.photos_photo (id, user_id, title) VALUES (1, {user}, 'there');
+GRANT ALL ON SCHEMA {schema} TO app;
+GRANT ALL ON {schema}.photos_photo TO app"""
+
+
+def test_a_call_that_meets_the_switch_is_made_again(one, m, p):
+    """The hosts say that two shards have left, and the schema that they had is gone."""
+    from pgshard.django.cluster import cluster
+
+    fill(m, U, V)
+    rows = {user: m.Photo.objects.filter(user_id=user) for user in (U, V)}
+    assert [rows[user].count() for user in (U, V)] == [2, 2]
+    with one.superuser("db1") as old, one.superuser("db2") as new:
+        old.execute(MOVED.format(state="moved", peer="db2"))
+        new.execute(MOVED.format(state="serving", peer="db1"))
+        for schema, user in (("shard_0003", U), ("shard_0012", V)):
+            new.execute(TABLE.format(schema=schema, user=user))
+        old.execute("ALTER SCHEMA app RENAME TO gone")
+        try:
+            with pytest.raises(p.LayoutChanged, match="on host db2 by now, in the schema"):
+                rows[U].count()
+            assert [one.title for one in rows[U]] == ["there"]
+            titles = lambda: [one.title for one in rows[V].only("title")]  # noqa: E731
+            assert p.run_in_shard(V, titles) == ["there"]
+            assert cluster().directory.unsharded is None
+            assert not m.Photo.objects.across_shards()._places().is_whole
+        finally:
+            old.execute("ALTER SCHEMA gone RENAME TO app")
+            old.execute("DELETE FROM pgshard.shard")
+            new.execute("DELETE FROM pgshard.shard")
+            new.execute("DROP SCHEMA shard_0003, shard_0012 CASCADE")
+
+
+def test_the_admin_shows_the_rows_of_a_key(logs, m, p, client):
+    legacy(m)
+    fill(m, U)
+    page = client.get("/admin/photos/photo/", {"q": str(V)}).content.decode()
+    assert re.search(r"/admin/photos/photo/201/change/\?\S*shard=shard-12", page)
+    assert "/admin/photos/photo/200/" not in page
+    page = client.get("/admin/photos/photo/", {"shard": "shard-12"}).content.decode()
+    assert "Name a" in page
+    for address in ("201/change/?shard=shard-12", "201/change/"):
+        page = client.get(f"/admin/photos/photo/{address}").content.decode()
+        # The choices are those of the photo's key.
+        assert ">l12<" in page or "Album object (101)" in page
+        assert "Album object (100)" not in page
 
 
 def test_commands_report_what_is_true(one, m):
