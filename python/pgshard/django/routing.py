@@ -35,6 +35,11 @@ from .uncovered import check_covered
 T = TypeVar("T")
 
 
+_LAYOUTS_MAX = 3
+"""How often a call is repeated because the shard came to a host of another layout. Once is enough,
+unless the call keeps a statement's text."""
+
+
 class _Choice:
     """A shard that is chosen for the time of a block, and the choice around it."""
 
@@ -499,6 +504,7 @@ def repeat_on(using: str, work: Callable[[], T]) -> T:
     shard = connections[using]
     kept = shard.kept
     recovery: Recovery | None = None
+    layouts = 0
     while True:
         try:
             return work()
@@ -508,7 +514,11 @@ def repeat_on(using: str, work: Callable[[], T]) -> T:
             if left or not moved.whole or moved.shard != shard.shard or shard.has_transaction():
                 raise
             if isinstance(moved, LayoutChanged):
-                continue  # The next try is made for the other host.
+                # The next try makes its statements for the other host.
+                layouts += 1
+                if layouts > _LAYOUTS_MAX:
+                    raise
+                continue
             recovery = recovery or Recovery(cluster().recovery_context, moved.shard)
             wait_out(recovery, moved)
 
@@ -519,8 +529,20 @@ def place_row(instance: Any, there: Any) -> None:
     try:
         where = alias_of_instance(instance)
     except (ValidationError, WrongId, WrongKey, WrongShard):
-        where = None
+        where = _alias_of_own_key(instance)
     instance._state.db = where or str(there)
+
+
+def _alias_of_own_key(instance: Any) -> str | None:
+    """The shard of an object by its key alone, for a row with an ID of another shard: saving it is
+    refused."""
+    model = instance.__class__
+    for name, field in rules(model).keys:
+        try:
+            return alias_of_value(field, _loaded(instance, model, name))
+        except (ValidationError, WrongKey):
+            continue
+    return None
 
 
 def wait_out(recovery: Recovery, moved: Any) -> None:

@@ -7,6 +7,7 @@ Invariant: the table of places is bounded; what does not fit counts as one place
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 from .callers import place
@@ -48,6 +49,10 @@ class UnroutedCalls:
 
 calls = UnroutedCalls()
 """Those of this process."""
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: calls.after_fork())
 
 
 def count() -> None:

@@ -130,7 +130,9 @@ def test_a_map_with_a_part_of_the_shards_is_left_alone(path):
     assert directory.schema(9) == "app"
 
 
-@pytest.mark.parametrize("text", [TEXT, unsharded(SHARDED).replace("0-15", "0-15@3")])
+@pytest.mark.parametrize(
+    "text", [TEXT, SHARDED.replace("[cluster]\n", f"[cluster]\nlegacy_below = {LEGACY}\n")]
+)
 def test_an_id_from_before_the_shards_names_none(path, text):
     path.write_text(text)
     directory = Directory.open(path)

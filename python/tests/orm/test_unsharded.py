@@ -343,6 +343,28 @@ def test_queries_without_a_key_run_and_are_counted(logs, m, p, caplog):
     ]
 
 
+def test_places_are_counted_separately_up_to_a_bound():
+    from pgshard.django.unrouted import OTHERS, PLACES_MAX, UnroutedCalls
+
+    calls = UnroutedCalls()
+    for number in range(PLACES_MAX + 3):
+        calls.count(f"file:{number}")
+    for _ in range(2):
+        calls.count("file:7")
+    found = calls.all()
+    assert len(found) == PLACES_MAX + 1
+    assert sorted(found[:2]) == [("file:7", 3), (OTHERS, 3)]
+
+
+def test_a_row_with_an_id_of_another_shard_is_its_keys(one, m, p):
+    fill(m, U)
+    sql("UPDATE app.photos_photo SET user_id = %s WHERE likes = 3", [V])
+    (photo,) = m.Photo.objects.filter(likes=3).across_shards().list(2)
+    assert photo._state.db == "shard-12"
+    with pytest.raises(p.WrongShard):
+        photo.save()
+
+
 def legacy(m):
     """Rows with IDs from before the shards: of each of two users an album, a photo and a tag."""
     for at, user in enumerate((U, V)):
