@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -68,12 +69,15 @@ CREATE TRIGGER wide BEFORE INSERT ON photos_follow FOR EACH ROW EXECUTE FUNCTION
 
 def test_the_examples_own_tests_pass_on_one_database(tmp_path):
     """The same code and the same tests as on shards: with wide IDs, and with those of ordinary
-    sequences, where an ID alone names no shard."""
+    sequences, where an ID alone names no shard; and on shards before there are any."""
     world = World(shards=4)
     try:
         sharded = world.path.read_text()
         (tmp_path / "with_wide_ids.py").write_text(
             f"from website.settings import *\n\nPGSHARD_TEST_SQL = {WIDE!r}\n"
+        )
+        (tmp_path / "on_shards.py").write_text(
+            'from website.settings import *\n\nPGSHARD_TEST_LAYOUT = "sharded"\n'
         )
         env = {
             **os.environ,
@@ -82,13 +86,16 @@ def test_the_examples_own_tests_pass_on_one_database(tmp_path):
             "PGSHARD": COMMAND,
             "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(tmp_path)]),
         }
-        for more, module in (
-            ("", "with_wide_ids"),
-            ('unrouted = "log"\n', "website.settings"),
+        command = (sys.executable, "manage.py")
+        test = ("test", "--noinput", "photos")
+        for more, module, *lines in (
+            ("", "with_wide_ids", test),
+            ('unrouted = "log"\n', "website.settings", (*test, "--parallel", "2")),
+            ("", "on_shards", ("shards", "makesql"), test),
         ):
             world.path.write_text(unsharded(sharded, more))
             done = subprocess.run(
-                [sys.executable, "manage.py", "test", "--noinput", "photos"],
+                ["sh", "-ec", "; ".join(shlex.join([*command, *line]) for line in lines)],
                 env={**env, "DJANGO_SETTINGS_MODULE": module},
                 cwd=ROOT / "python" / "example",
                 capture_output=True,
