@@ -100,8 +100,8 @@ class AcrossShards:
                 self._run(places, lambda rows: rows.aggregate(*args, **kwargs)).all().values()
             )
             return dict(found)
-        ask = lambda found: found.aggregate(**asked)  # noqa: E731
-        rows = [*self._run(places, ask).all().values()] if asked else []
+        compute = lambda found: found.aggregate(**asked)  # noqa: E731
+        rows = [*self._run(places, compute).all().values()] if asked else []
         server = _Server(places.shards, end)
         return {part.name: together(part, rows, server) for part in wanted}
 
@@ -263,8 +263,8 @@ class AcrossShards:
         while True:
             # Those that have few left are queried too, since they would end the next round soon.
             few = [shard for shard in sorted(more) if len(held[shard]) <= size // 2]
-            asked = places._replace(shards=few)
-            for shard, new in _next(asked, rows, last, by, pk, size, end, self._width).items():
+            some = places._replace(shards=few)
+            for shard, new in _next(some, rows, last, by, pk, size, end, self._width).items():
                 held[shard] += new
                 if new:
                     last[shard] = new[-1]

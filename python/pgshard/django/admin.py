@@ -107,8 +107,8 @@ class _ShardedList(ChangeList):
     def url_for_result(self, result: Any) -> str:
         """The same as Django's, and the shard if the primary key does not identify it."""
         url: str = super().url_for_result(result)
-        says = pk_says_shard(self.model) and not is_legacy(result.pk)
-        return url if says else f"{url}?{_SHARD}={result._state.db}"
+        identifies = pk_says_shard(self.model) and not is_legacy(result.pk)
+        return url if identifies else f"{url}?{_SHARD}={result._state.db}"
 
     def _is_here(self, field: Any) -> bool:
         return field is None or is_sharded(field.remote_field.model)

@@ -41,7 +41,7 @@ class Cluster:
         self.legacy_below = config.legacy_below
         """IDs from 0 up to this one, exclusively, were made before the shards."""
         self.has_unsharded = config.unsharded is not None
-        """Whether the config has an unsharded host. Without one nothing asks for it."""
+        """Whether the config has an unsharded host. Without one, no call looks for it."""
         self._in_tests = in_tests
         self.divides_keys = config.key is KeyKind.INTEGER and not in_tests
         """Whether keys are integers, and the shard of each is its remainder."""

@@ -51,7 +51,7 @@ class WrongShard(core.PgshardError):
 
 class Unsharded(core.PgshardError):
     """A statement for one shard that names none of its rows. The unsharded host would take it for
-    everybody's rows. Nothing was sent."""
+    the rows of all keys. Nothing was sent."""
 
 
 class ShardMoved(OperationalError):

@@ -646,7 +646,7 @@ def check_value(model: Any, name: str, value: Any, using: str) -> None:
     if is_reference and hasattr(value, "resolve_expression"):
         return  # It is computed from rows of the shard.
     if is_reference and not isinstance(using, AllRows) and key is None and is_legacy(value):
-        return  # Which shard it is of, the row says.
+        return  # The row's key determines its shard.
     try:
         there = _place(key, value)
     except (WrongKey, WrongId):

@@ -98,7 +98,7 @@ def _range(model: Any, where: str, after: Any, size: int) -> tuple[list[Misplace
     read = list(rows.values_list("pk", *(name for name, _ in columns))[:size])
     found = []
     for pk, *values in read:
-        # An unsharded host has everybody's rows: what a row holds must be of one shard.
+        # An unsharded host has the rows of all keys: what a row holds must be of one shard.
         here: str | None = None if isinstance(where, AllRows) else where
         for (name, key), value in zip(columns, values):
             if value is None or (key is None and is_legacy(value)):

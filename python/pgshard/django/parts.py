@@ -29,9 +29,9 @@ def parts_of(expression: Any) -> Iterator[Any]:
 
 
 def check_part_of_all(query: Any, outer: Any, where: str, chosen: str | None) -> None:
-    """Refuses a subquery on an unsharded host that has everybody's rows, where on shards it would
-    be refused, or have those of one shard. Raises `NoShard` and `Unsharded`. With `unrouted =
-    "log"` the former is counted instead."""
+    """Refuses a subquery on an unsharded host that has the rows of all keys, where on shards it
+    would be refused, or have those of one shard. Raises `NoShard` and `Unsharded`. With
+    `unrouted = "log"` the former is counted instead."""
     if not is_sharded(query.model) or query.is_empty() or getattr(query, "pgshard_joined", False):
         return
     parts = query.combined_queries or (query,)

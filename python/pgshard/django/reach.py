@@ -1,8 +1,8 @@
 """Which rows a statement is for, on an unsharded host: it has the rows of all shards in one schema,
 so a statement for one shard must name its rows. Raw SQL is trusted to do so.
 
-Invariant: a statement that would mean everybody's rows, and on shards those of one shard, is not
-sent.
+Invariant: a statement that would mean the rows of all keys, and on shards those of one shard, is
+not sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _free: contextvars.ContextVar[bool] = contextvars.ContextVar("pgshard_free", def
 @contextmanager
 def all_rows_meant() -> Iterator[None]:
     """Within it, statements need not name their rows: Django looks whether a row with other values
-    is in the way of a constraint, which an unsharded host has for everybody's rows."""
+    is in the way of a constraint, which an unsharded host has for the rows of all keys."""
     token = _free.set(True)
     try:
         yield
@@ -62,7 +62,7 @@ def refuse(query: Any, where: str) -> None:
     name = query.model.__name__
     raise Unsharded(
         f"{name}: a query on {where} names none of its rows, and {where} is on an unsharded host,"
-        " which would take it for everybody's rows: filter by the key, or use .across_shards()"
+        " which would take it for the rows of all keys: filter by the key, or use .across_shards()"
     )
 
 

@@ -170,7 +170,7 @@ def where_of(instance: Any) -> str | None:
     """The shard of an object: where it was read or saved, or where it belongs."""
     there: str | None = instance._state.db
     if unsharded_host() is not None:
-        # Where it was read says nothing: any shard's connection object reads everybody's rows.
+        # Where it was read means nothing: any shard's connection object reads the rows of all keys.
         return alias_of_instance(instance)
     if instance._state.adding:
         # Django noted where another object was that it refers to.

@@ -1,6 +1,6 @@
 """Django on an unsharded host: the models of an application on its one database. Queries for a key
-are as on shards, one for all shards is sent once, and what would mean everybody's rows is
-refused."""
+are as on shards, one for all shards is sent once, and what would mean the rows of all keys
+is refused."""
 
 import logging
 import re
@@ -557,6 +557,6 @@ def test_commands_report_what_is_true(one, m):
         run("shards", "check", "photos.Photo")
     from pgshard.django import Unsharded
 
-    with pytest.raises((CommandError, Unsharded), match="everybody's"):
+    with pytest.raises((CommandError, Unsharded), match="rows of all keys"):
         run("flush", "--database", "shard-3", "--noinput")
     assert sql("SELECT count(*) FROM app.photos_photo") == [(4,)]

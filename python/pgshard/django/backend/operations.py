@@ -33,7 +33,7 @@ class DatabaseOperations(PostgresqlOperations):
         if self.connection.is_unsharded and not state.visible:
             raise Unsharded(
                 f"{self.connection.alias} is on an unsharded host, where its tables have"
-                " everybody's rows: nothing was deleted"
+                " the rows of all keys: nothing was deleted"
             )
         if tables and self.connection.alias in state.visible and not reset_sequences:
             tables = self._with_rows(tables)

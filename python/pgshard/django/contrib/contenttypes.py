@@ -53,8 +53,8 @@ def install() -> None:
         model, of_shard = self.model_class(), shard_of_alias(using) is not None
         # A row with a primary key that identifies no shard is on the shard of the row that refers
         # to it.
-        says = pk_says_shard(model) and not is_legacy(kwargs.get("pk"))
-        elsewhere = says or not of_shard if is_sharded(model) else of_shard
+        identifies = pk_says_shard(model) and not is_legacy(kwargs.get("pk"))
+        elsewhere = identifies or not of_shard if is_sharded(model) else of_shard
         return of_one(self, None if elsewhere else using, **kwargs)
 
     def get_all_objects_for_this_type(self: Any, **kwargs: Any) -> Any:
