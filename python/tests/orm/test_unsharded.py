@@ -531,7 +531,7 @@ def test_the_admin_shows_the_rows_of_a_key(logs, m, p, client):
         assert "Album object (100)" not in page
 
 
-def test_commands_report_what_is_true(one, m):
+def test_commands_report_what_is_true(one, m, tmp_path):
     legacy(m)
     fill(m, U)
 
@@ -550,6 +550,13 @@ def test_commands_report_what_is_true(one, m):
     assert "All rows of 4 tables" in run(
         "shards", "check", "photos.Photo", "photos.Album", "photos.Tag", "photos.Photo_tags"
     )
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from photos.models import Photo\n\n\ndef run(alias):\n"
+        "    Photo.objects.using(alias).filter(likes__gte=0).update(likes=50)\n"
+    )
+    assert run("shards", "run", str(job)) == "1 unsharded host done, 0 failed\n"
+    assert sql("SELECT DISTINCT likes FROM app.photos_photo") == [(50,)]
     sql("UPDATE app.photos_photo SET user_id = 5 WHERE title = 'p3 1'")
     from django.core.management.base import CommandError
 

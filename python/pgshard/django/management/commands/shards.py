@@ -66,7 +66,9 @@ class Command(BaseCommand):
         check.add_argument("--rows", type=int, default=10_000, help="how many to read at a time")
         check.add_argument("--progress", help="a file: run again with it, to go on where it ended")
         run = verbs.add_parser(
-            "run", help="call a function with the alias of each shard: run myapp.jobs.fill"
+            "run",
+            help="call a function with the alias of each shard, or once for an unsharded host: run"
+            " myapp.jobs.fill",
         )
         run.add_argument("function", help="its dotted name; it takes the alias, such as shard-31")
         run.add_argument("--width", type=int, default=8, help="shards at the same time")
@@ -115,14 +117,17 @@ class Command(BaseCommand):
             work = _function(function)
         except (ImportError, OSError, KeyError) as wrong:
             raise CommandError(f"{function} is no function: {wrong}") from wrong
-        if unsharded_host() is not None:
+        whole = unsharded_host() is not None
+        if whole:
+            # Once for all shards, with the alias of the first: its rows are those of all.
             with all_rows_meant():
                 result = gather([0], work)
         else:
             result = gather(range(cluster().config.shards), work, width=width)
         for shard, error in sorted(result.errors.items()):
             self.stderr.write(f"{alias(shard)}: {error}")
-        self.stdout.write(f"{len(result.values)} shards done, {len(result.errors)} failed")
+        what = "unsharded host" if whole else "shards"
+        self.stdout.write(f"{len(result.values)} {what} done, {len(result.errors)} failed")
         if result.errors:
             raise CommandError(
                 "some shards failed: run it again when they can be used; it also runs again on"
