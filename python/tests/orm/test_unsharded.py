@@ -62,11 +62,11 @@ def client(world):
     from django.contrib.auth.models import User
     from django.test import Client
 
-    User.objects.filter(username="root")._raw_delete("default")
+    User.objects.filter(username="unsharded")._raw_delete("default")
     made = Client()
-    made.force_login(User.objects.create_superuser("root"))
+    made.force_login(User.objects.create_superuser("unsharded"))
     yield made
-    User.objects.filter(username="root")._raw_delete("default")
+    User.objects.filter(username="unsharded")._raw_delete("default")
 
 
 def sql(text, params=None):
