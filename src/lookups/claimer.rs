@@ -82,16 +82,21 @@ impl<'a> ClaimRequest<'a> {
         })
     }
 
+    /// The number of the shard that has the value's entry.
+    pub(super) fn shard_id(&self, router: &Router) -> ShardId {
+        self.hash.shard(self.definition, router.shards_total())
+    }
+
     /// The shard that has the value's entry.
     fn shard<'r>(&self, router: &'r Router) -> Result<Shard<'r>, Error> {
-        router.shard(self.hash.shard(self.definition, router.shards_total()))
+        router.shard(self.shard_id(router))
     }
 
     /// Another call has the value for now.
     pub(super) fn busy(&self, router: &Router, met: Option<&Entry<String, Uuid>>) -> Error {
         let shard = match met.map(|entry| key_shard(router, &entry.key)) {
             Some(Some(shard)) => shard,
-            _ => self.hash.shard(self.definition, router.shards_total()),
+            _ => self.shard_id(router),
         };
         Error::Busy {
             lookup: self.definition.name.clone(),

@@ -10,6 +10,7 @@ use super::answer::problem;
 use super::claimer::{Claim, ClaimRequest, UseParameters, WAIT_MAX};
 use super::metrics;
 use super::statements;
+use super::unsharded::OnTable;
 use crate::router::{Error, LookupProblem, Router, Shard, SqlText, Transaction};
 use crate::shard::Key;
 use crate::values::{Values, key_text};
@@ -18,6 +19,11 @@ use crate::values::{Values, key_text};
 ///
 /// Claims are made before the transaction, on connections of their own, so a full pool does not
 /// keep them waiting. Nothing needs to be undone when it does not come to the transaction.
+///
+/// On an unsharded host nothing is claimed, because a unique index of the table makes the values
+/// unique. Before the transaction it is checked that there is one, and that no value is another
+/// key's; a row that comes in between is [`Error::Taken`], too. A call waits there for another
+/// transaction that has the value, as PostgreSQL does, and is never [`Error::Busy`].
 #[derive(Debug)]
 #[must_use]
 pub struct Claiming<'r> {
@@ -31,7 +37,8 @@ impl Router {
     /// Writes rows of a key with values that no other key may have: each is claimed for the key by
     /// the look-up that is named before it. `key` is the sharding key, which the look-up's key
     /// column has in the row. A row is written only in a transaction that has claimed its value; a
-    /// trigger in the shard refuses it otherwise.
+    /// trigger in the shard refuses it otherwise. An unsharded host has no such trigger: there
+    /// nothing refuses a row with another key, or a value that was not claimed.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, user: i64, email: &str) -> Result<(),
@@ -63,7 +70,7 @@ impl Router {
         let mut wanted = Vec::new();
         for (name, values) in values {
             let name = name.as_ref();
-            let definition = self.usable(name)?;
+            let definition = self.defined(name)?;
             wanted.push(ClaimRequest::new(definition, values.into())?);
         }
         let text = key_text(key.value());
@@ -94,7 +101,12 @@ impl Router {
     }
 }
 
-impl Claiming<'_> {
+impl<'r> Claiming<'r> {
+    /// The same on an unsharded host, if one serves the key.
+    fn on_table(&self) -> Option<OnTable<'_, 'r>> {
+        OnTable::of(self.router, self.shard, &self.key, &self.wanted)
+    }
+
     /// The same, with this limit for each try of the statement or the transaction; see
     /// [`Shard::within`]. There is another try only if a claim was lost. Claiming takes three
     /// seconds at most, in all.
@@ -119,7 +131,11 @@ impl Claiming<'_> {
         sql: impl Into<SqlText<'s>>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let sql = &sql.into().to_sql();
+        let sql = sql.into();
+        if let Some(table) = self.on_table() {
+            return table.execute(sql, params).await;
+        }
+        let sql = &sql.to_sql();
         let in_a_transaction = async |tx: Transaction| tx.execute(sql, params).await;
         let Some(whole) = statements::insert_with_uses(sql.text(), params.len(), self.wanted.len())
         else {
@@ -151,8 +167,10 @@ impl Claiming<'_> {
     /// [`Error::Taken`] when another key has a row with one of the values; [`Error::Busy`] when
     /// another call claims one at the same time and does not end within three seconds;
     /// [`Error::Lookup`]
-    /// when a shard does not know the look-up as the config has it. Nothing has run then. All
-    /// others as [`Shard::transaction`].
+    /// when a shard does not know the look-up as the config has it, or no unique index of an
+    /// unsharded host's table makes the values unique. Nothing has run then, or it is rolled back.
+    /// [`Error::LayoutChanged`] when that host no longer serves the key. All others as
+    /// [`Shard::transaction`].
     ///
     /// # Cancel safety
     /// Rolled back when the future is dropped before COMMIT was sent. A claim without a row is no
@@ -163,7 +181,10 @@ impl Claiming<'_> {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        self.run(None, WAIT_MAX, work).await
+        match self.on_table() {
+            Some(table) => table.transaction(work).await,
+            None => self.run(None, WAIT_MAX, work).await,
+        }
     }
 
     /// Runs the transaction with these claims, or with new ones. Claiming may take as long as is

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use super::answer::{Place, fitting, problem};
 use super::claimer::ClaimRequest;
 use super::statements;
+use super::unsharded::Table;
 use crate::router::{Error, LookupProblem, Router, Sql};
 use crate::shard::{Key, ShardId};
 use crate::values::{Definition, Values};
@@ -20,28 +21,21 @@ impl Router {
     /// A look-up by its name.
     ///
     /// # Errors
-    /// [`Error::Lookup`] when the config has none of this name, or the shards are on an unsharded
-    /// host.
+    /// [`Error::Lookup`] when the config has none of this name.
     pub fn lookup(&self, name: &str) -> Result<Lookup<'_>, Error> {
-        let definition = self.usable(name)?;
+        let definition = self.defined(name)?;
         Ok(Lookup {
             router: self,
             definition,
         })
     }
 
-    /// The definition of a look-up that can be used where the shards are.
-    pub(super) fn usable(&self, name: &str) -> Result<&Definition, Error> {
-        let refused = |problem| Error::Lookup {
+    /// The definition of a look-up of the config.
+    pub(super) fn defined(&self, name: &str) -> Result<&Definition, Error> {
+        self.definition(name).ok_or_else(|| Error::Lookup {
             lookup: name.to_owned(),
-            problem,
-        };
-        let definition = self.definition(name);
-        let definition = definition.ok_or_else(|| refused(LookupProblem::Undefined))?;
-        match self.unsharded_host() {
-            None => Ok(definition),
-            Some(host) => Err(refused(LookupProblem::Unsharded { host })),
-        }
+            problem: LookupProblem::Undefined,
+        })
     }
 }
 
@@ -63,7 +57,8 @@ impl<'r> Lookup<'r> {
     }
 
     /// The key that the value belongs to, or did: read the row by the key *and* the value. `None`
-    /// means that no key has a committed row with it.
+    /// means that no key has a committed row with it. On an unsharded host it is the key of the
+    /// table's row with the value.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, email: &str) -> Result<(),
@@ -79,8 +74,9 @@ impl<'r> Lookup<'r> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Lookup`] when the look-up is not complete or not as the config has it, and when the
-    /// key is no `K`; all others as [`Shard::query`](crate::router::Shard::query).
+    /// [`Error::Lookup`] when the look-up is not complete or not as the config has it, when the
+    /// table of an unsharded host has no unique index over the columns, and when the key is no `K`;
+    /// all others as [`Shard::query`](crate::router::Shard::query).
     ///
     /// # Cancel safety
     /// It only reads.
@@ -89,9 +85,22 @@ impl<'r> Lookup<'r> {
         value: impl Into<Values>,
     ) -> Result<Option<K>, Error> {
         let wanted = ClaimRequest::new(self.definition, value.into())?;
-        let shard = wanted
-            .hash
-            .shard(self.definition, self.router.shards_total());
+        let key = match Table::of(self.router, wanted.shard_id(self.router)) {
+            Some(table) => table.key(&wanted).await?,
+            None => self.key_of_entry(&wanted).await?,
+        };
+        let Some(key) = key else {
+            return Ok(None);
+        };
+        match key.parse() {
+            Ok(parsed) => Ok(Some(parsed)),
+            Err(_) => Err(problem(self.definition, LookupProblem::Key { key })),
+        }
+    }
+
+    /// The key that the value's entry leads to.
+    async fn key_of_entry(self, wanted: &ClaimRequest<'_>) -> Result<Option<String>, Error> {
+        let shard = wanted.shard_id(self.router);
         let hash = wanted.hash.as_bytes();
         let row = self
             .router
@@ -111,12 +120,6 @@ impl<'r> Lookup<'r> {
         if state != "complete" {
             return Err(problem(self.definition, LookupProblem::NotComplete));
         }
-        let Some(key) = key else {
-            return Ok(None);
-        };
-        match key.parse() {
-            Ok(parsed) => Ok(Some(parsed)),
-            Err(_) => Err(problem(self.definition, LookupProblem::Key { key })),
-        }
+        Ok(key)
     }
 }

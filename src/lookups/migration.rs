@@ -67,9 +67,8 @@ pub fn migration(definition: &Definition, step: Step) -> String {
     let (index, unique, only_texts) = match definition.fold {
         Fold::None => (String::new(), unique_check(definition), ""),
         Fold::Ascii => {
-            let folded: Vec<String> = columns
-                .iter()
-                .map(|name| format!("pg_catalog.lower({name} COLLATE \"C\")"))
+            let folded: Vec<String> = (0..columns.len())
+                .map(|at| definition.folded_sql(at))
                 .collect();
             let index = format!(
                 "\n-- Locks: SHARE on the table, while the index is built.\nCREATE UNIQUE INDEX \

@@ -4,6 +4,9 @@
 //! [`migration`] is what makes a look-up's tables in the shards; [`Lookup::build`] gives the rows
 //! that are there their entries.
 //!
+//! On an unsharded host the table itself is the look-up: `unsharded` reads it, and its own unique
+//! index keeps the values unique.
+//!
 //! Invariant: of all claims on a value only the one in its entry can still be used, so an entry
 //! leads to every committed row ([the protocol](../../docs/model.md)).
 
@@ -23,6 +26,8 @@ mod parameter;
 mod statements;
 mod states;
 mod sweep;
+mod table;
+mod unsharded;
 
 pub use crate::values::{Definition, Fold, Hash, Value, Values};
 pub use build::{Built, Duplicate};

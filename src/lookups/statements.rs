@@ -154,8 +154,7 @@ fn is_young(made: usize) -> String {
 /// would be more parameters than a statement may have.
 pub(super) fn insert_with_uses(statement: &str, params: usize, claims: usize) -> Option<String> {
     let insert = statement.trim_start();
-    let first_word = insert.split(char::is_whitespace).next()?;
-    if !first_word.eq_ignore_ascii_case("insert")
+    if !is_insert(insert)
         || last_parameter(insert) > params
         || params + claims * USE_PARAMETERS > PARAMETERS_MAX
     {
@@ -181,6 +180,12 @@ pub(super) fn insert_with_uses(statement: &str, params: usize, claims: usize) ->
     });
     let uses = uses.collect::<Vec<_>>().join(", ");
     Some(format!("WITH {uses} {insert}"))
+}
+
+/// Whether the first word of a statement is INSERT.
+pub(super) fn is_insert(statement: &str) -> bool {
+    let first_word = statement.split_whitespace().next();
+    first_word.is_some_and(|word| word.eq_ignore_ascii_case("insert"))
 }
 
 /// The highest number after a `$`, wherever it is: in a string, too.

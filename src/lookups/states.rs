@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use futures_util::stream::{StreamExt, TryStreamExt};
 
+use super::answer::problem;
 use super::lookup::Lookup;
 use super::statements;
 use crate::router::{Error, LookupProblem};
@@ -65,8 +66,8 @@ impl Lookup<'_> {
     /// What each shard has of the look-up.
     ///
     /// # Errors
-    /// [`Error::Lookup`] when a shard does not have it, or has it otherwise; all others as
-    /// [`Shard::query`](crate::router::Shard::query).
+    /// [`Error::Lookup`] when a shard does not have it, or has it otherwise, and on an unsharded
+    /// host; all others as [`Shard::query`](crate::router::Shard::query).
     ///
     /// # Cancel safety
     /// It only reads.
@@ -165,12 +166,18 @@ impl Lookup<'_> {
             .await
     }
 
-    /// Runs a call in each shard, several at a time.
+    /// Runs a call in each shard, several at a time. An unsharded host has no tables of look-ups.
     pub(super) async fn each_shard<T, F, C>(self, call: impl Fn(ShardId) -> F) -> Result<C, Error>
     where
         F: Future<Output = Result<T, Error>>,
         C: Default + Extend<T>,
     {
+        if let Some(host) = self.router().unsharded_host() {
+            return Err(problem(
+                self.definition(),
+                LookupProblem::Unsharded { host },
+            ));
+        }
         let shards = self.router().shards_total();
         let calls: Vec<F> = shards.iter().map(call).collect();
         futures_util::stream::iter(calls)

@@ -65,11 +65,11 @@ pub enum Error {
         /// What to do instead.
         instead: &'static str,
     },
-    /// The call was for all shards of an unsharded host at once, which serves them no longer. The
-    /// call may be made again: it is for each shard then.
+    /// The call was for all shards of an unsharded host at once, or for values that its table keeps
+    /// unique, and the host serves them no longer. The call may be made again.
     #[error(
-        "shard {shard} is on host {host} by now, and the call was for all shards of an unsharded \
-            host at once: make it again"
+        "shard {shard} is on host {host} by now, and the call was for an unsharded host: make it \
+            again"
     )]
     LayoutChanged {
         /// The shard.
@@ -431,7 +431,8 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// The value of a look-up belongs to another key. Nothing of the call has run.
+    /// The value of a look-up belongs to another key. Nothing of the call has run, or, on an
+    /// unsharded host, it is rolled back.
     #[error("the value belongs to key {key} already, by the look-up {lookup}")]
     Taken {
         /// The look-up.

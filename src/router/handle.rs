@@ -40,9 +40,7 @@ pub struct Shard<'r>(Target<'r>);
 
 impl<'r> Shard<'r> {
     pub(super) fn new(router: &'r Router, id: ShardId, reach: Reach) -> Shard<'r> {
-        let mut shard = Shard::of_key(router, id, router.key_kind());
-        shard.0.reach = reach;
-        shard
+        Shard::of_key(router, id, router.key_kind()).reaching(reach)
     }
 
     pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
@@ -63,6 +61,12 @@ impl<'r> Shard<'r> {
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
         self.0.limit = Some(limit);
+        self
+    }
+
+    /// The same shard, for calls about these rows.
+    pub(crate) fn reaching(mut self, reach: Reach) -> Shard<'r> {
+        self.0.reach = reach;
         self
     }
 

@@ -10,14 +10,35 @@ pub enum LookupProblem {
     /// The config has no such look-up.
     #[error("the config does not define it: add [lookups.NAME]")]
     Undefined,
-    /// All shards are on an unsharded host, which has no tables of look-ups.
+    /// All shards are on an unsharded host, which has no tables of look-ups to build or compare.
     #[error(
-        "host {host} is unsharded, and look-ups are of shards: leave it to the database's own \
-            unique constraint until there are some"
+        "host {host} is unsharded and has no tables of look-ups: its own unique index keeps the \
+            values unique, and `find` and `claiming` use the table itself"
     )]
     Unsharded {
         /// The host.
         host: HostName,
+    },
+    /// The table of the unsharded host cannot be looked up.
+    #[error("it cannot be over the table {table} of host {host}: {reason}")]
+    UnfitTable {
+        /// The host.
+        host: HostName,
+        /// The table with its schema, quoted.
+        table: String,
+        /// What it must be.
+        reason: &'static str,
+    },
+    /// No index of the unsharded host's table makes the values unique.
+    #[error(
+        "no unique index of its table on host {host} makes the values unique (a partial or invalid \
+            one does not): run `{statement}` there"
+    )]
+    NoUniqueIndex {
+        /// The host.
+        host: HostName,
+        /// The statement that creates one.
+        statement: String,
     },
     /// The shard does not have its tables.
     #[error(

@@ -38,6 +38,7 @@ mod host;
 mod host_options_seen;
 mod lease;
 mod lookup_problem;
+mod lookup_tables;
 mod metrics;
 mod migrated;
 mod nesting;
@@ -81,6 +82,7 @@ mod unrouted;
 mod unrouted_calls;
 #[cfg(test)]
 mod vectors;
+mod whole_host;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -109,6 +111,7 @@ pub use executor::Executor;
 pub use from_row::FromRow;
 pub use handle::Shard;
 pub use lookup_problem::LookupProblem;
+pub(crate) use lookup_tables::{LookupTable, WholeHost};
 pub use migrated::{Migrated, NotMigrated};
 pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects, Unrouted};
 pub(crate) use outcome::Outcome;
@@ -169,6 +172,7 @@ impl Router {
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
             unrouted: unrouted_calls::UnroutedCalls::default(),
+            lookup_tables: lookup_tables::LookupTables::default(),
             closed: AtomicBool::new(false),
             options_seen: host_options_seen::HostOptionsSeen::default(),
             hosts_wanted: Arc::new(tokio::sync::Notify::new()),

@@ -11,6 +11,9 @@ use crate::shard::ShardId;
 pub(crate) enum Reach {
     /// Those of the keys or IDs that its statements name.
     Keys,
+    /// The same, and only while the unsharded host has them: what makes a value unique is another
+    /// thing on shards.
+    KeysOfHost,
     /// All rows of its shard. An unsharded host would give those of all shards.
     Shard,
     /// All rows of the unsharded host, once for all shards. Any other host would give those of one

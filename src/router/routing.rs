@@ -15,6 +15,7 @@ use super::error::{Error, PoolPhase};
 use super::host::Host;
 use super::host_options_seen::HostOptionsSeen;
 use super::lease::Lease;
+use super::lookup_tables::LookupTables;
 use super::nesting;
 use super::options::Options;
 use super::peers::Peers;
@@ -59,6 +60,8 @@ pub(super) struct Inner {
     pub(super) retries: AtomicU64,
     /// Statements without a key that ran on an unsharded host, by their places in the program.
     pub(super) unrouted: UnroutedCalls,
+    /// The tables of look-ups on an unsharded host, as they were found.
+    pub(super) lookup_tables: LookupTables,
     pub(super) closed: AtomicBool,
     /// The last result of the host source.
     pub(super) options_seen: HostOptionsSeen,
@@ -224,7 +227,9 @@ impl Inner {
         let place = self.place(shard)?;
         let host = || place.host.name.clone();
         match (reach, place.host.options.layout.whole()) {
-            (Reach::Keys, _) | (Reach::Shard, None) | (Reach::Host, Some(_)) => Ok(place),
+            (Reach::Keys, _)
+            | (Reach::Shard, None)
+            | (Reach::Host | Reach::KeysOfHost, Some(_)) => Ok(place),
             (Reach::Shard, Some(_)) => Err(Error::Unsharded {
                 shard,
                 host: host(),
@@ -232,7 +237,7 @@ impl Inner {
                 instead: "name the key (`by_key`) or the ID (`by_id`) in the statement, or run it \
                     for all shards at once (`all_shards`)",
             }),
-            (Reach::Host, None) => Err(Error::LayoutChanged {
+            (Reach::Host | Reach::KeysOfHost, None) => Err(Error::LayoutChanged {
                 shard,
                 host: host(),
             }),

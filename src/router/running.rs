@@ -58,6 +58,8 @@ struct Running {
     broken: AtomicBool,
     /// Whether the caller has given the transaction up.
     given_up: watch::Sender<bool>,
+    /// Whether a unique index refused a statement, even if a savepoint has caught it.
+    duplicate: AtomicBool,
     /// What the last statement that failed on [`Transaction::client`] had met.
     lent: StdMutex<Option<CallFailure>>,
 }
@@ -149,6 +151,7 @@ impl Transaction {
             state: Mutex::new(state),
             broken: AtomicBool::new(false),
             given_up: watch::Sender::new(false),
+            duplicate: AtomicBool::new(false),
             lent: StdMutex::new(None),
         }))
     }
@@ -264,9 +267,20 @@ impl Transaction {
                 source,
             },
         };
+        self.note_duplicate(&error);
         let mut lent = self.0.lent.lock().unwrap_or_else(PoisonError::into_inner);
         *lent = Some(CallFailure::of(&error));
         error
+    }
+
+    fn note_duplicate(&self, error: &Error) {
+        let met = error.is_unique_violation();
+        self.0.duplicate.fetch_or(met, Ordering::Relaxed);
+    }
+
+    /// Whether a unique index refused one of its statements so far.
+    pub(crate) fn met_duplicate(&self) -> bool {
+        self.0.duplicate.load(Ordering::Relaxed)
     }
 
     /// The host that the transaction runs on.
@@ -581,6 +595,7 @@ impl Transaction {
                     source: failed.error.into(),
                 };
                 noted.fault = Some(CallFailure::of(&error));
+                self.note_duplicate(&error);
                 Err(error)
             }
         }

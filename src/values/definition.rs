@@ -124,15 +124,26 @@ impl Definition {
 
     /// The condition that a row of the table has this key, a text, and these values, each folded.
     pub(crate) fn is_row_sql(&self, key: &str, value: impl Fn(usize) -> String) -> String {
-        let mut condition = format!("{}::text = {key}", quote_ident(&self.key));
-        for (at, column) in self.columns.iter().enumerate() {
-            let column = match self.fold {
-                Fold::None => quote_ident(column),
-                Fold::Ascii => format!("pg_catalog.lower({} COLLATE \"C\")", quote_ident(column)),
-            };
-            condition.push_str(&format!(" AND {column} = {}", value(at)));
+        let key = format!("{}::text = {key}", quote_ident(&self.key));
+        format!("{key} AND {}", self.has_values_sql(value))
+    }
+
+    /// The condition that a row of the table has these values, each folded.
+    pub(crate) fn has_values_sql(&self, value: impl Fn(usize) -> String) -> String {
+        let conditions = (0..self.columns.len()).map(|at| {
+            let (column, value) = (self.folded_sql(at), value(at));
+            format!("{column} = {value}")
+        });
+        conditions.collect::<Vec<_>>().join(" AND ")
+    }
+
+    /// The value of a column, folded.
+    pub(crate) fn folded_sql(&self, at: usize) -> String {
+        let column = quote_ident(&self.columns[at]);
+        match self.fold {
+            Fold::None => column,
+            Fold::Ascii => format!("pg_catalog.lower({column} COLLATE \"C\")"),
         }
-        condition
     }
 
     /// Its name as an SQL text.

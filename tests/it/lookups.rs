@@ -10,6 +10,7 @@ mod recording;
 mod refusals;
 mod rounds;
 mod statements;
+mod unsharded;
 
 use pgshard::Router;
 use pgshard::config::Config;
