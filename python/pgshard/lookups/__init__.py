@@ -4,7 +4,8 @@
     user = lookups.find("emails", "ada@example.com")
 
 `Lookups.find` finds the key of a value, `Lookups.claim` claims values for a key, before the
-transaction that writes them.
+transaction that writes them. On an unsharded host nothing is claimed: its table is the look-up
+(`unsharded`).
 
 Invariant: of all claims on a value only the one in its entry can still be used, so an entry leads
 to every committed row (docs/model.md). The rules are those of src/lookups.
@@ -13,5 +14,14 @@ to every committed row (docs/model.md). The rules are those of src/lookups.
 from .claimer import Claim, ClaimRequest, look_parameters
 from .lookups import Claims, Lookups
 from .statements import look_inside
+from .unsharded import Execute
 
-__all__ = ["Claim", "ClaimRequest", "Claims", "Lookups", "look_inside", "look_parameters"]
+__all__ = [
+    "Claim",
+    "ClaimRequest",
+    "Claims",
+    "Execute",
+    "Lookups",
+    "look_inside",
+    "look_parameters",
+]

@@ -94,7 +94,8 @@ class Claim(NamedTuple):
     """The right to write a value into a row of its key, once."""
 
     request: ClaimRequest
-    id: UUID
+    id: UUID | None
+    """None on an unsharded host, where the table's own index keeps the values unique."""
     made_us: int
     """When it was made, in microseconds since 1970, by the clock of the value's host."""
 
@@ -157,11 +158,7 @@ class Claimer:
         Raises `Taken`, `Busy`, `ClaimedTwice`, `LookupUnusable`, and the same as
         `LookupConnections.run`.
         """
-        ordered = sorted(requests, key=lambda one: one.order)
-        for one, other in itertools.pairwise(ordered):
-            if one.order == other.order:
-                name = one.definition.name
-                raise ClaimedTwice(name, "the call claims one value twice")
+        ordered = in_order(requests)
         deadline = time.monotonic() + WAIT_MAX * (1 + len(ordered) // 100)
         won = {} if won is None else won
         if len(ordered) > 1:
@@ -323,6 +320,16 @@ class Claimer:
                 )
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise self.busy(request, entry) from error
+
+
+def in_order(requests: Sequence[ClaimRequest]) -> list[ClaimRequest]:
+    """Requests in the order that all calls have. Raises `ClaimedTwice`."""
+    ordered = sorted(requests, key=lambda one: one.order)
+    for one, other in itertools.pairwise(ordered):
+        if one.order == other.order:
+            name = one.definition.name
+            raise ClaimedTwice(name, "the call claims one value twice")
+    return ordered
 
 
 def look_parameters(request: ClaimRequest, entry: Entry) -> dict[str, Any]:

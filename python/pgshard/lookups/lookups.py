@@ -17,6 +17,7 @@ from . import statements
 from .answer import check, check_kinds, installed
 from .claimer import GRACE, WAIT_MAX, Claim, Claimer, ClaimRequest
 from .connections import LookupConnections
+from .unsharded import Execute, Tables
 
 Key = int | str | uuid.UUID
 """A sharding key."""
@@ -38,7 +39,7 @@ class Claims:
 
         Raises `ClaimSpent` if one cannot be used any more: roll the transaction back, and claim
         again. Raises `LookupUnusable` if the shard does not know the look-up as the config has it,
-        and `psycopg.Error`, as any statement that meets a move.
+        `LayoutChanged`, and `psycopg.Error`, as any statement that meets a move.
         """
         schema = self._lookups.directory.schema(self.shard)
 
@@ -76,6 +77,8 @@ class Lookups:
             grace,
         )
         """What claims values."""
+        self.tables = Tables(self._connections, self.directory)
+        """The tables of an unsharded host, where nothing is claimed."""
 
     def definition(self, name: str) -> Definition:
         """The definition of a look-up. Raises `LookupUnusable` if the config has none of this
@@ -91,17 +94,25 @@ class Lookups:
         means that no key has a committed row with it.
 
         Raises `LookupNotComplete` until `pgshard lookups build` has made it complete;
-        `LookupUnusable` if a shard does not have it as the config does, or values of other types
-        are given; `ValueUnusable`; `psycopg.Error`; and the same as `Recovery.after`.
+        `LookupUnusable` if a shard does not have it as the config does, the table of an unsharded
+        host has no unique index over the columns, or values of other types are given;
+        `LayoutChanged`; `ValueUnusable`; `psycopg.Error`; and the same as `Recovery.after`.
         """
         return next(iter(self.find_all(name, [values])))
 
-    def find_all(self, name: str, values: Iterable[Values]) -> list[Key | None]:
-        """The keys of several values, by one statement for each of the values' shards. Raises the
-        same as `find`."""
+    def find_all(
+        self, name: str, values: Iterable[Values], views: Sequence[Execute] = ()
+    ) -> list[Key | None]:
+        """The keys of several values, by one statement for each of the values' shards; on an
+        unsharded host by one of the table. `views`: transactions of the caller on an unsharded
+        host, the rows of which count, too. Raises the same as `find`."""
         definition = self.definition(name)
         given = [_columns(one) for one in values]
         hashes = [hash_of(one, definition.fold) for one in given]
+        if self.tables.host is not None:
+            views = [*views, self.tables.committed(WAIT_MAX)]
+            keys = self.tables.keys(views, definition, given)
+            return [self._key(definition, one) for one in keys]
         groups: dict[tuple[int, tuple[str, ...]], set[bytes]] = {}
         for one, hash in zip(given, hashes):
             shard = shard_of_hash(name, hash, self.directory.shards)
@@ -143,6 +154,8 @@ class Lookups:
     def claim(self, key: Key, values: Mapping[str, Values]) -> Claims:
         """Claims values for a key, each by the look-up that is named before it. The row must have
         this key; a trigger in the shard refuses it otherwise. Claiming takes three seconds at most.
+        On an unsharded host the values are only checked: a row that another transaction writes
+        afterwards makes the INSERT fail with `psycopg.errors.UniqueViolation`.
 
             claims = lookups.claim(user, {"emails": email})
             with connection.transaction():
@@ -154,7 +167,10 @@ class Lookups:
         """
         shard = self.directory.shard_of_key(key)
         requests = [self.request(name, one, key) for name, one in values.items()]
-        return Claims(self, shard, self.claimer.claim_all(requests))
+        if self.tables.host is None:
+            return Claims(self, shard, self.claimer.claim_all(requests))
+        views = [self.tables.committed(WAIT_MAX)]
+        return Claims(self, shard, self.tables.claim_all(requests, views))
 
     def request(self, name: str, values: Values, key: Key, inserts: bool = False) -> ClaimRequest:
         """What to claim. `inserts`: for a row that is inserted. Raises `LookupUnusable` and
@@ -171,8 +187,12 @@ class Lookups:
         template of a statement there. False if one is spent or too old: then the transaction must
         not write the rows.
 
-        Raises `LookupUnusable`, and what `execute` raises.
+        Raises `LookupUnusable`, `LayoutChanged` for the claims of an unsharded host that has the
+        shard no longer, and what `execute` raises.
         """
+        if any(one.id is None for one in claims):
+            self.tables.check_layout(shard)
+        claims = [one for one in claims if one.id is not None]
         groups: dict[str, list[Claim]] = {}
         for one in claims:
             groups.setdefault(one.request.definition.name, []).append(one)
