@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 
+from ..errors import PgshardError
 from ..lookups import Claim, ClaimRequest, look_inside, look_parameters
+from ..lookups.claimer import WAIT_MAX, in_order
 from ..lookups.claims import Entry
-from .cluster import alias, shard_of_alias
-from .errors import Busy, NoClaim, translate_claims
-from .lookups import ModelLookup, lookups, lookups_of, lookups_of_rows
+from .cluster import alias, shard_of_alias, unsharded_host
+from .errors import Busy, NoClaim, Taken, translate_claims
+from .lookups import ModelLookup, execute, lookups, lookups_of, lookups_of_rows, open_views
 from .routing import run_on
 
 T = TypeVar("T")
@@ -32,6 +34,8 @@ _KEPT_MAX = 4096
 _KEPT_FOR = 600.0
 """For how many seconds. The server refuses those of 15 minutes ago."""
 _NOT_CLAIMED = "SH003"
+_LOCK_MAX = "500ms"
+"""How long a write waits for another transaction of its own thread."""
 _SPENT = object()
 """In the place of a result: a claim could not be used, and nothing was written."""
 _claimed: contextvars.ContextVar[bool] = contextvars.ContextVar("pgshard_claimed", default=False)
@@ -58,7 +62,8 @@ def _key(request: ClaimRequest) -> _Key:
 
 def _keep(claims: Iterable[Claim]) -> None:
     kept, now = _mine.kept, time.monotonic()
-    for one in claims:
+    # On an unsharded host there is nothing to use again.
+    for one in (one for one in claims if one.id is not None):
         kept.pop(_key(one.request), None)
         kept[_key(one.request)] = _Kept(one, now)
     for key in list(kept)[: max(len(kept) - _KEPT_MAX, 0)]:
@@ -76,6 +81,8 @@ def claim(requests: Sequence[ClaimRequest], anew: bool = False) -> dict[_Key, Cl
     Raises `Taken`, `Busy`, `IntegrityError` for a value that is there twice, and what
     `translate_claims` raises.
     """
+    if unsharded_host() is not None:
+        return _check(requests)
     now = time.monotonic()
     found: dict[_Key, Claim] = {}
     for one in [] if anew else requests:
@@ -96,6 +103,35 @@ def claim(requests: Sequence[ClaimRequest], anew: bool = False) -> dict[_Key, Cl
     return found
 
 
+def _check(requests: Sequence[ClaimRequest]) -> dict[_Key, Claim]:
+    """Checks values on an unsharded host, where nothing is claimed: that no other key has a row
+    with one, a committed one or one of a transaction that this thread has open. That of the row's
+    own shard sees what is committed, and what it has given up itself."""
+    current, views = lookups(), open_views()
+    by_alias: dict[str | None, list[ClaimRequest]] = {}
+    with translate_claims():
+        for one in in_order(requests):
+            there = alias(current.claimer.key_shard(one, one.key))
+            by_alias.setdefault(there if there in views else None, []).append(one)
+        for where, group in by_alias.items():
+            others = [view for name, view in views.items() if name != where]
+            first = current.tables.committed(WAIT_MAX) if where is None else views[where]
+            current.tables.claim_all(group, [first, *others])
+    return {_key(one): Claim(one, None, 0) for one in requests}
+
+
+def _taken(requests: Sequence[ClaimRequest]) -> Taken | None:
+    """Which value is another key's by now, after the unsharded host has refused a duplicate."""
+    try:
+        with translate_claims():
+            lookups().tables.claim_all(requests, [lookups().tables.committed(WAIT_MAX)])
+    except Taken as taken:
+        return taken
+    except (DatabaseError, PgshardError):
+        pass  # The host's own error is the answer.
+    return None
+
+
 def _holder(request: ClaimRequest, entry: Entry) -> tuple[bool, bool] | None:
     """What this thread knows of a claim in the way that is its own. Another connection would wait
     for the transaction that this thread has open."""
@@ -106,7 +142,7 @@ def _holder(request: ClaimRequest, entry: Entry) -> tuple[bool, bool] | None:
     connection = getattr(connections._connections, where, None)
     if connection is not None and connection.in_atomic_block:
         sql = look_inside(request.definition)
-        has_row, is_used = _execute(where, sql, look_parameters(request, entry))[0]
+        has_row, is_used = execute(where, sql, look_parameters(request, entry))[0]
         if is_used and has_row and (request.inserts or entry.key != request.key):
             return True, True
         if is_used:
@@ -114,13 +150,6 @@ def _holder(request: ClaimRequest, entry: Entry) -> tuple[bool, bool] | None:
     # It is not going to be used.
     _drop([mine.request])
     return False, True
-
-
-def _execute(using: str, sql: str, params: dict[str, Any]) -> list[Any]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql, params)
-        rows: list[Any] = cursor.fetchall()
-    return rows
 
 
 def write(
@@ -134,6 +163,27 @@ def write(
 
     Raises the same as `claim`.
     """
+    try:
+        return _write(using, requests, work, claims)
+    except IntegrityError as error:
+        if unsharded_host() is None or not _is_duplicate(error):
+            raise
+        taken = _taken(requests)
+        if taken is None:
+            raise
+        raise taken from error
+
+
+def _is_duplicate(error: IntegrityError) -> bool:
+    return isinstance(error.__cause__, psycopg.errors.UniqueViolation)
+
+
+def _write(
+    using: str,
+    requests: Sequence[ClaimRequest],
+    work: Callable[[], T],
+    claims: dict[_Key, Claim] | None,
+) -> T:
     for anew in (False, True):
         claims = claims or claim(requests, anew)
         held = [claims[_key(one)] for one in requests]
@@ -151,7 +201,7 @@ def write(
 def _use(using: str, claims: Sequence[Claim]) -> bool:
     shard = shard_of_alias(using)
     assert shard is not None, "rows of sharded models are in shards"
-    return lookups().use(shard, claims, lambda sql, params: _execute(using, sql, params))
+    return lookups().use(shard, claims, lambda sql, params: execute(using, sql, params))
 
 
 def _use_in_transaction(using: str, claims: Sequence[Claim], work: Callable[[], Any]) -> Any:
@@ -159,14 +209,33 @@ def _use_in_transaction(using: str, claims: Sequence[Claim], work: Callable[[], 
     _keep(claims)
     if not _use(using, claims):
         return _SPENT
-    return work()
+    return _bounded(using, claims, work)
+
+
+def _bounded(using: str, claims: Sequence[Claim], work: Callable[[], T]) -> T:
+    """Runs `work` in the transaction that is open. Where another one of this thread, on the same
+    unsharded host, has or had the value, PostgreSQL would wait for it for ever. So the wait has a
+    limit then. Raises `Busy`."""
+    if not claims or unsharded_host() is None or not open_views().keys() - {using}:
+        return work()
+    before = execute(using, "SELECT pg_catalog.current_setting('lock_timeout')", {})[0][0]
+    limit = "SELECT pg_catalog.set_config('lock_timeout', %(limit)s, true)"
+    execute(using, limit, {"limit": _LOCK_MAX})
+    try:
+        result = work()
+    except OperationalError as error:
+        if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+            raise Busy(str(lookups().claimer.busy(claims[0].request))) from error
+        raise
+    execute(using, limit, {"limit": before})
+    return result
 
 
 def _in_own_transaction(using: str, claims: Sequence[Claim], work: Callable[[], Any]) -> Any:
     def whole() -> Any:
         with transaction.atomic(using=using):
             if _use(using, claims):
-                return work()
+                return _bounded(using, claims, work)
             transaction.set_rollback(True, using=using)
             return _SPENT
 
@@ -240,7 +309,9 @@ def update_all(objs: Iterable[Any], names: list[str], using: str, work: Callable
     return result
 
 
-def _write(objs: list[Any], touched: Iterable[ModelLookup], using: str, work: Callable[[], T]) -> T:
+def _write_objects(
+    objs: list[Any], touched: Iterable[ModelLookup], using: str, work: Callable[[], T]
+) -> T:
     """Writes objects by `work`, and claims their values."""
     requests = [each for one in objs for each in _requests(one, touched)]
     return write(using, requests, work) if requests else work()
@@ -267,7 +338,7 @@ def _write_changes(
         is_refused = getattr(error.__cause__, "sqlstate", None) == _NOT_CLAIMED
         if locks or not is_refused or not any(kept.values()):
             raise
-    return _write(objs, touched, using, work)
+    return _write_objects(objs, touched, using, work)
 
 
 def _as_before(objs: list[Any], lookup: ModelLookup, using: str, locks: bool) -> set[int]:

@@ -14,7 +14,7 @@ from ..errors import LookupNotComplete, ValueUnusable
 from ..values import Fold, form
 from .cluster import alias, cluster
 from .errors import translate_claims
-from .lookups import ModelLookup, lookups, lookups_of_rows
+from .lookups import ModelLookup, find_keys, lookups, lookups_of_rows
 from .routing import chosen, refuse
 
 
@@ -109,7 +109,7 @@ def places(query: Any) -> list[str]:
     name = named.lookup.definition().name
     try:
         with translate_claims():
-            keys = lookups().find_all(name, named.values)
+            keys = find_keys(name, named.values)
     except ValueUnusable:
         return [alias(0)]  # No row has such a value. Django or the server says what it is.
     except LookupNotComplete:
@@ -143,7 +143,7 @@ def check_part(query: Any, using: str) -> None:
     named: _Named = query.pgshard_lookup
     try:
         with translate_claims():
-            keys = lookups().find_all(named.lookup.definition().name, named.values)
+            keys = find_keys(named.lookup.definition().name, named.values)
     except (LookupNotComplete, ValueUnusable):
         return
     others = {alias(cluster().shard_of_key(key)) for key in keys if key is not None} - {using}

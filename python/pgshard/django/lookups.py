@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import options
 
 from ..errors import LookupUnusable
-from ..lookups import Lookups
+from ..lookups import Execute, Lookups
 from ..values import Definition, Fold
-from .backend.pools import check_tests
-from .cluster import cluster
+from .backend import pools
+from .cluster import cluster, unsharded_host
 from .errors import NoClaim
 from .sharded import KEYS
 
@@ -129,8 +130,33 @@ class ModelLookup:
 def lookups() -> Lookups:
     """What finds and claims values in the cluster. Raises `ImproperlyConfigured` if tests would
     reach a real shard."""
-    check_tests()
+    pools.check_tests()
     return cluster().lookups
+
+
+def open_views() -> dict[str, Execute]:
+    """What runs statements in the transactions that this thread has open on shards, by alias. On an
+    unsharded host, rows are in them that no other connection sees yet."""
+    found: dict[str, Execute] = {}
+    for where, connection in pools.slots().transactions.items():
+        is_begun = connection.connection is not None
+        if is_begun and connection.in_atomic_block and not connection.needs_rollback:
+            found[where] = partial(execute, where)
+    return found
+
+
+def execute(using: str, sql: str, params: dict[str, Any]) -> list[Any]:
+    """Runs a template of a statement, and returns its rows."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        rows: list[Any] = cursor.fetchall()
+    return rows
+
+
+def find_keys(name: str, values: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The keys of values of a look-up, as the thread sees them."""
+    views = () if unsharded_host() is None else tuple(open_views().values())
+    return lookups().find_all(name, values, views)
 
 
 def lookups_of(model: Any) -> tuple[ModelLookup, ...]:

@@ -21,6 +21,7 @@ from django.db.models.sql.where import AND, OR, WhereNode
 from . import finding, unrouted
 from .cluster import AllRows, Unrouted, unsharded_host
 from .errors import LayoutChanged, Unsharded
+from .lookups import lookups_of
 from .sharded import KEYS, is_sharded
 
 _free: contextvars.ContextVar[bool] = contextvars.ContextVar("pgshard_free", default=False)
@@ -83,11 +84,24 @@ def _names(node: Any, query: Any) -> bool:
         if node.negated or node.connector not in (AND, OR):
             return False
         held = (_names(child, query) for child in node.children)
-        return any(held) if node.connector == AND else bool(node.children) and all(held)
+        if node.connector == AND:
+            return any(held) or _names_value(node.children)
+        return bool(node.children) and all(held)
     if not isinstance(node, (Exact, In)) or not _is_known(node.rhs):
         return False
     columns = node.lhs.get_cols() if hasattr(node.lhs, "get_cols") else [node.lhs]
     return any(isinstance(one, Col) and _is_name(one.target) for one in columns)
+
+
+def _names_value(conditions: Any) -> bool:
+    """Whether conditions that all hold name the values of a look-up, which are of one key each."""
+    named = {
+        one.lhs.target
+        for one in conditions
+        if isinstance(one, (Exact, In)) and isinstance(one.lhs, Col) and _is_known(one.rhs)
+    }
+    known = {look_up for field in named for look_up in lookups_of(field.model)}
+    return any(named.issuperset(look_up.fields) for look_up in known)
 
 
 def _is_known(value: Any) -> bool:
