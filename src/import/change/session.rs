@@ -1,5 +1,6 @@
 //! The session that changes a database.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -40,6 +41,9 @@ const SETTINGS: &str = "SET lock_timeout = 0; SET statement_timeout = 0;
 /// The advisory lock of a command that changes a database: `pgsh`, `impo`.
 const LOCK: (i32, i32) = (0x7067_7368, 0x696d_706f);
 
+/// How often a statement that takes long is looked at, to see whether it waits for others.
+const LOOK: Duration = Duration::from_secs(2);
+
 /// How long a command waits for one that was killed: its session notices within seconds.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
@@ -72,6 +76,8 @@ impl Mode {
 /// A session, which has the advisory lock.
 pub(in crate::import) struct Session {
     connection: Connection,
+    connect: ConnectOptions,
+    name: &'static str,
     wait_max: Duration,
 }
 
@@ -88,6 +94,8 @@ impl Session {
             .map_err(|source| Error::Connect(Box::new(source)))?;
         let session = Session {
             connection,
+            connect: connect.clone(),
+            name,
             wait_max,
         };
         session.execute("prepare the session", SETTINGS).await?;
@@ -226,6 +234,70 @@ impl Session {
         }
     }
 
+    /// Runs a statement that does its work outside of transactions, with locks that no statement of
+    /// the application waits for, and may take hours. While it waits for other transactions, they
+    /// are reported.
+    ///
+    /// # Errors
+    /// [`ChangeError::Blocked`] when it waited for longer than a step may; it was cancelled.
+    pub(in crate::import) async fn long(
+        &self,
+        what: &str,
+        sql: &str,
+        observer: Observer<'_>,
+    ) -> Result<(), ChangeError> {
+        let pid: Option<i32> = self
+            .value("read its process", "SELECT to_json(pg_backend_pid())")
+            .await?;
+        let mut statement = pin!(self.client().batch_execute(sql));
+        let mut second = None;
+        let mut waits_since: Option<Instant> = None;
+        let mut last = Vec::new();
+        loop {
+            tokio::select! {
+                done = &mut statement => return match done {
+                    Err(source) if source.code() == Some(&SqlState::QUERY_CANCELED)
+                        && waits_since.is_some_and(|since| since.elapsed() > self.wait_max) =>
+                    {
+                        Err(ChangeError::Blocked { what: what.to_owned(), by: last })
+                    }
+                    done => done.map_err(|source| ChangeError::postgres(what, source)),
+                },
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            // The statement needs no second connection, so one that cannot be had is no error.
+            let by = match (pid, self.second(&mut second).await) {
+                (Some(pid), Some(client)) => waited_for(client, pid).await.unwrap_or_default(),
+                _ => Vec::new(),
+            };
+            if by.is_empty() {
+                waits_since = None;
+                continue;
+            }
+            let since = *waits_since.get_or_insert_with(Instant::now);
+            observer(ChangeEvent::Blocked {
+                what: what.to_owned(),
+                by: by.clone(),
+            });
+            last = by;
+            if since.elapsed() > self.wait_max
+                && let (Some(pid), Some(client)) = (pid, self.second(&mut second).await)
+            {
+                let cancel = format!("SELECT pg_cancel_backend({pid})");
+                // If it was lost, the next look tries again.
+                let _ = client.batch_execute(&cancel).await;
+            }
+        }
+    }
+
+    /// A connection to look at this one's; opened again if it was lost.
+    async fn second<'c>(&self, second: &'c mut Option<Connection>) -> Option<&'c Client> {
+        if second.as_ref().is_none_or(|one| one.client().is_closed()) {
+            *second = self.connect.connect(self.name).await.ok();
+        }
+        second.as_ref().map(Connection::client)
+    }
+
     /// The sessions with locks on relations that conflict, those with the oldest transaction first.
     pub(in crate::import) async fn blockers(
         &self,
@@ -233,24 +305,39 @@ impl Session {
         mode: Mode,
     ) -> Result<Vec<Blocker>, ChangeError> {
         let oids: Vec<String> = relations.iter().map(u32::to_string).collect();
-        let sql = format!(
-            "SELECT json_build_object('pid', a.pid, 'role', coalesce(a.usename, ''),
-                'application', coalesce(a.application_name, ''),
-                'open_s', round(coalesce(extract(epoch FROM clock_timestamp()
-                    - a.xact_start), 0)::numeric, 1)::float8,
-                'statement', coalesce({}, ''))
-            FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid() AND a.pid IN
+        let holders = format!(
+            "a.pid <> pg_backend_pid() AND a.pid IN
                 (SELECT l.pid FROM pg_locks l WHERE l.granted AND l.locktype = 'relation'
                     AND l.relation = ANY ('{{{}}}'::oid[]) AND l.mode NOT IN ({})
                     AND l.database = (SELECT oid FROM pg_database
-                        WHERE datname = current_database()))
-            ORDER BY a.xact_start NULLS LAST LIMIT 5",
-            shown("a.query"),
+                        WHERE datname = current_database()))",
             oids.join(","),
             mode.harmless()
         );
-        self.values("find who has locks", &sql).await
+        self.values("find who has locks", &sessions(&holders)).await
     }
+}
+
+/// The sessions for which a server's process waits.
+async fn waited_for(client: &Client, pid: i32) -> Result<Vec<Blocker>, tokio_postgres::Error> {
+    let sql = sessions(&format!("a.pid = ANY (pg_blocking_pids({pid}))"));
+    let rows = client.query_typed(&sql, &[]).await?;
+    rows.iter()
+        .map(|row| row.try_get(0).map(|Json(blocker)| blocker))
+        .collect()
+}
+
+/// A query of [`Blocker`]s that fulfil a condition, those with the oldest transaction first.
+fn sessions(condition: &str) -> String {
+    format!(
+        "SELECT json_build_object('pid', a.pid, 'role', coalesce(a.usename, ''),
+            'application', coalesce(a.application_name, ''),
+            'open_s', round(coalesce(extract(epoch FROM clock_timestamp()
+                - a.xact_start), 0)::numeric, 1)::float8,
+            'statement', coalesce({}, ''))
+        FROM pg_stat_activity a WHERE {condition} ORDER BY a.xact_start NULLS LAST LIMIT 5",
+        shown("a.query")
+    )
 }
 
 /// A transaction that has a lock before it changes anything.

@@ -72,7 +72,7 @@ async fn one(
                 let short = session.short(&what, tables, *mode, statements, observer);
                 short.await?;
             }
-            Action::Long(sql) => session.execute(&what, sql).await?,
+            Action::Long(sql) => session.long(&what, sql, observer).await?,
             Action::Fill => {
                 if let Some(parent) = &table.parent {
                     let rate = request.rows_per_second.get();

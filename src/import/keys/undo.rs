@@ -151,7 +151,7 @@ async fn one(
     if record.builds_index {
         let index = format!("pgshard_key_{}", table.oid);
         let sql = steps::drop_index(&quote_ident(&table.schema), &index);
-        session.execute(&what, &sql).await?;
+        session.long(&what, &sql, observer).await?;
     }
     locks.extend(alone);
     statements.extend(triggers::drop_of_table(table.oid, &table.sql()));

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use super::application::Application;
-use super::{database, differ, dump, killed_at_step, report, spawned};
+use super::{database, differ, dump, keys, killed_at_step, report, spawned};
 use crate::support::TestCluster;
 
 on_each_version! {
@@ -105,5 +105,28 @@ on_each_version! {
         let counts = application.stop().await;
         assert!(counts.done > 100, "{counts:?}");
         assert_eq!(differ(&base).await, 0);
+    }
+
+    /// An index waits for each transaction with an older snapshot, whatever it reads: such a one is
+    /// named, and waited for no longer than a step may take. The next run continues.
+    async fn a_snapshot_that_an_index_waits_for_is_named(version) {
+        let cluster = TestCluster::start(version, 1);
+        let (url, base) = database(&cluster).await;
+        let reader = crate::support::connect(&url).await;
+        reader
+            .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_am LIMIT 1")
+            .await
+            .unwrap();
+        let (exit, _, stderr) = keys(&url, &["--max-wait-s", "1"]);
+        assert_eq!(exit, 8, "{stderr}");
+        assert!(stderr.contains("SELECT FROM pg_am LIMIT ?"), "{stderr}");
+        assert!(stderr.contains("build the index"), "{stderr}");
+        reader.batch_execute("COMMIT").await.unwrap();
+        let (exit, _, stderr) = keys(&url, &[]);
+        assert_eq!(exit, 0, "{stderr}");
+        assert_eq!(differ(&base).await, 0);
+        let invalid = "SELECT count(*) FROM pg_index WHERE NOT indisvalid";
+        let invalid: i64 = base.query_one(invalid, &[]).await.unwrap().get(0);
+        assert_eq!(invalid, 0);
     }
 }

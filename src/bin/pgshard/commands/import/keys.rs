@@ -4,7 +4,7 @@ use pgshard::import::keys::{self, KeysPlan, KeysReport, KeysTable};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::change;
+use super::change::{self, Changes};
 use crate::args::ImportKeys;
 use crate::context;
 use crate::exit::Exit;
@@ -29,7 +29,8 @@ pub(crate) async fn keys(args: &ImportKeys, output: &Output) -> Result<Exit, Fai
     let url = &args.imported.url;
     let connect = context::open_url(url, "PGPASSWORD, ~/.pgpass, or a service file")?;
     let request = args.request();
-    let observer = |event| change::show(&event, output);
+    let changes = Changes::new(output);
+    let observer = |event| changes.show(&event);
     if args.plan {
         let plan = keys::plan(&connect, &request).await;
         show_plan(&plan.map_err(change::failure)?, output);

@@ -4,7 +4,7 @@ use pgshard::import::separate::{self, SeparatePlan, SeparateReport};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::change;
+use super::change::{self, Changes};
 use crate::args::ImportSeparate;
 use crate::context;
 use crate::exit::Exit;
@@ -29,7 +29,8 @@ pub(crate) async fn separate(args: &ImportSeparate, output: &Output) -> Result<E
     let url = &args.imported.url;
     let connect = context::open_url(url, "PGPASSWORD, ~/.pgpass, or a service file")?;
     let request = args.request();
-    let observer = |event| change::show(&event, output);
+    let changes = Changes::new(output);
+    let observer = |event| changes.show(&event);
     if args.plan {
         let plan = separate::plan(&connect, &request).await;
         show_plan(&plan.map_err(change::failure)?, output);
