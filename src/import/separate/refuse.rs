@@ -111,8 +111,8 @@ impl Prepared {
     async fn of_schema(&self, session: &Session) -> Result<Vec<Refusal>, ChangeError> {
         let mut found = Vec::new();
         let object = format!("schema {}", self.new);
-        let reserved = ["information_schema", "pgshard", "pgshard_import"];
-        if self.new.starts_with("pg_") || reserved.contains(&self.new.as_str()) {
+        let is_own = self.new == "pgshard" || self.new.starts_with("pgshard_");
+        if self.new.starts_with("pg_") || self.new == "information_schema" || is_own {
             found.push(Refusal::new(
                 object,
                 "is a name that PostgreSQL or pgshard uses",

@@ -19,6 +19,7 @@ FROM (
     JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
         AND d.refclassid = 'pg_class'::regclass
     JOIN pg_class t ON t.oid = d.refobjid AND t.relkind IN ('r', 'p', 'f')
-    WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pgshard') AND p.provolatile = 'v'
+    WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pgshard(_|$)'
+        AND p.provolatile = 'v'
 ) f
 GROUP BY f.kind, f.name ORDER BY f.kind, f.name

@@ -4,7 +4,8 @@
 WITH RECURSIVE own AS (
     SELECT c.oid, c.oid AS root FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
-        AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pgshard', 'pgshard_import')
+        AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+        AND n.nspname !~ '^pgshard(_|$)'
         AND n.nspname !~ '^pg_(toast|temp)'
         AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass
             AND d.objid = c.oid AND d.deptype = 'e')
