@@ -2,6 +2,8 @@
 //! there gives what that database gives; what would be wrong on shards, or is not possible before
 //! there are some, is refused by name.
 
+mod generated;
+
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
