@@ -399,7 +399,9 @@ on_each_version! {
     /// truth.
     async fn commands_refuse_or_tell_the_truth(version) {
         let world = database(version, 2, UNSHARDED).await;
-        world.run(&["bootstrap"]).await.ended(0);
+        let ran = world.run(&["bootstrap"]).await;
+        // Its tables are there: nothing is missing in a config without migrations.
+        assert!(!ran.ended(0).stderr.contains("no `migrations`"), "{}", ran.stderr);
         let before = world.everything().await;
         world.servers.write("0002_more.sql", "CREATE TABLE {shard}.more ()");
         for args in [
@@ -430,6 +432,15 @@ on_each_version! {
         assert_eq!(located.ended(0).last()["schema"], "app", "{}", located.stdout);
         let legacy = world.run(&["locate", "--id", "7"]).await;
         assert!(legacy.ended(2).stderr.contains("before there were shards"), "{}", legacy.stderr);
+        let decoded = world.run(&["id", "decode", "7"]).await;
+        let said = "7 names no shard: those below 1000000";
+        assert!(decoded.ended(0).stderr.contains(said), "{}", decoded.stderr);
+        // What is pgshard's own is nothing to import.
+        world.run(&["tickets", "create", "users"]).await.ended(0);
+        let url = world.servers.server(0).url();
+        let assessed = world.run(&["import", "assess", &url, "--key", "users.id"]).await;
+        let tables = assessed.ended(0).last()["tables"].clone();
+        assert_eq!(tables.as_array().unwrap().len(), 2, "{tables}");
         world.run(&["map", "rebuild", "--yes"]).await.ended(0);
         assert_eq!(world.everything().await, before);
         let rows = world.run(&["sql", "SELECT count(*) FROM {shard}.photos"]).await;

@@ -519,7 +519,7 @@ pub(crate) fn epoch(flag: Option<Epoch>, config: Option<&Path>) -> Result<Epoch,
 /// The epoch of the flag, else of the config if there is one.
 ///
 /// # Errors
-/// When there is a config, or one was named, and it cannot be used.
+/// As [`config_if_any`].
 pub(crate) fn epoch_if_known(
     flag: Option<Epoch>,
     config_flag: Option<&Path>,
@@ -527,12 +527,19 @@ pub(crate) fn epoch_if_known(
     if flag.is_some() {
         return Ok(flag);
     }
-    let nobody_named_it =
-        config_flag.is_none() && Config::find(None) == Path::new(Config::FILE_NAME);
-    if nobody_named_it && !Path::new(Config::FILE_NAME).exists() {
+    Ok(config_if_any(config_flag)?.map(|config| config.cluster.epoch))
+}
+
+/// The config, if there is one.
+///
+/// # Errors
+/// When there is a config, or one was named, and it cannot be used.
+pub(crate) fn config_if_any(config_flag: Option<&Path>) -> Result<Option<Config>, Failure> {
+    let is_named = config_flag.is_some() || Config::find(None) != Path::new(Config::FILE_NAME);
+    if !is_named && !Path::new(Config::FILE_NAME).exists() {
         return Ok(None);
     }
-    Ok(Some(config(config_flag)?.cluster.epoch))
+    config(config_flag).map(Some)
 }
 
 #[cfg(test)]

@@ -47,9 +47,9 @@ pub(crate) async fn run(
 }
 
 /// Warns of a config without `migrations`, with which shards get no tables. Most such configs have
-/// forgotten it.
+/// forgotten it. An unsharded host has its tables.
 fn warn_without_migrations(config: &Config, output: &Output) {
-    if config.cluster.migrations.is_some() {
+    if config.cluster.migrations.is_some() || config.unsharded().is_some() {
         return;
     }
     let folder = config

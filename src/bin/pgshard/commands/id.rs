@@ -192,10 +192,20 @@ fn decode_shard(
     config: Option<&Path>,
     output: &Output,
 ) -> Result<Exit, Failure> {
-    let epoch = context::epoch_if_known(epoch, config)?;
+    let config = context::config_if_any(config)?;
+    let epoch = epoch.or(config.as_ref().map(|config| config.cluster.epoch));
     let decoded: Vec<DecodedId> = ids.iter().map(|id| DecodedId::new(*id, epoch)).collect();
-    if let [id] = ids {
+    let below = config.map_or(0, |config| config.cluster.legacy_below);
+    if let [id] = ids
+        && !(0..below).contains(id)
+    {
         warn_of_ticket(*id, output);
+    }
+    for id in ids.iter().filter(|id| (0..below).contains(*id)) {
+        output.warning(format_args!(
+            "the ID {id} names no shard: those below {below} (legacy_below) are from before the \
+             shards"
+        ));
     }
     match (output.format(), decoded.as_slice()) {
         (Format::Json, _) => decoded.iter().for_each(|id| output.object(id)),

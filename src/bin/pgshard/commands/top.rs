@@ -129,6 +129,12 @@ pub(crate) async fn run(
         }
     }
     report.finish(statements, usize::from(args.limit));
+    if let Some((host, schema)) = config.unsharded() {
+        output.note(format_args!(
+            "{} is unsharded: the rows of its schema {schema} are not counted by shard",
+            host.name
+        ));
+    }
     let exit = if report.failed.is_empty() {
         Exit::Done
     } else {

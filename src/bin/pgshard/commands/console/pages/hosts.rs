@@ -66,13 +66,18 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
                     (day_and_clock(*at)) " UTC." } }
                 p { (command("pgshard check")) }
             } @else if let Some(host) = found {
+                @if let Some(schema) = config.layout.whole() {
+                    p { "Unsharded: all shards are in its schema " code { (schema.as_str()) } "." }
+                }
                 (numbers(seen, config, host, share))
                 @if let Some(facts) = seen.facts(&config.name) { (settings(&config.name, facts)) }
                 @if let Some(streams) = &host.streams {
                     (slots(&streams.slots))
                     (readers(&streams.readers))
                 }
-                p { (command(format!("pgshard drain {} --plan", config.name))) }
+                @if config.layout.whole().is_none() {
+                    p { (command(format!("pgshard drain {} --plan", config.name))) }
+                }
             }
         }
     }
@@ -115,8 +120,10 @@ fn numbers(seen: &Snapshot, config: &HostConfig, host: &Host, share: f64) -> Mar
             }
             dt { "size" }
             dd { (host.load.as_ref().map_or_else(|| "unknown".to_owned(), |load| size(load.bytes)))
-                span.faint { ", of its shards "
-                    (of_shards.map_or_else(|| "unknown".to_owned(), size)) }
+                @if config.layout.whole().is_none() {
+                    span.faint { ", of its shards "
+                        (of_shards.map_or_else(|| "unknown".to_owned(), size)) }
+                }
                 @if let Some(bytes) = of_shards { (room(config, bytes)) } }
             @if let Some(status) = &host.status { (of_status(status)) }
         }
