@@ -450,8 +450,22 @@ on_each_version! {
         let from = world.run(&["init", "--from", &world.servers.server(0).url(), "--from",
             &world.servers.server(1).url(), "--config", "/nonexistent/pgshard.toml"]).await;
         assert!(from.code() != 0 && from.stderr.contains("unsharded"), "{}", from.stderr);
-        // A schema that is gone is seen.
+        // IDs come to their end, and the remedy helps.
         let old = world.servers.app(0).await;
+        for (last, ends) in [(899_999_i64, false), (900_000, true)] {
+            old.execute("SELECT setval('app.photos_id_seq', $1)", &[&last]).await.unwrap();
+            let checked = world.run(&["check"]).await;
+            assert_eq!(checked.stdout.contains("legacy_ids_end"), ends, "{}", checked.stdout);
+        }
+        for client in [&old, &world.servers.app(1).await] {
+            let raise = "UPDATE pgshard.cluster SET legacy_below = 2000000";
+            client.batch_execute(raise).await.unwrap();
+        }
+        let text = config_text(&world.servers, UNSHARDED).replace("= 1000000", "= 2000000");
+        std::fs::write(&world.config.path, text).unwrap();
+        let checked = world.run(&["check"]).await;
+        assert!(!checked.ended(0).stdout.contains("legacy"), "{}", checked.stdout);
+        // A schema that is gone is seen.
         old.batch_execute("ALTER SCHEMA app RENAME TO gone").await.unwrap();
         let checked = world.run(&["check"]).await;
         assert!(checked.code() != 0 && checked.stdout.contains("schema_missing"),

@@ -14,7 +14,7 @@ use crate::schema::control::damage::damages;
 use crate::schema::control::rights::shell_word;
 use crate::schema::control::shape::{self, Gone};
 use crate::schema::control::steps::record_of;
-use crate::schema::survey::facts::{ControlFacts, FactsError, HostFacts};
+use crate::schema::survey::facts::{ControlFacts, FactsError, HostFacts, WholeRow};
 use crate::schema::survey::refusal::{pending, restore};
 use crate::shard::ShardId;
 
@@ -137,7 +137,8 @@ fn whole(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &
             let remedy = "restore the schema from a backup";
             findings.add(Severity::Alarm, "schema_missing", Some(host), what, remedy);
         }
-        Some(_) => {
+        Some(whole) => {
+            legacy_ids(findings, hosts.cluster, host, whole);
             let served = print_shards(control.shards.keys().copied());
             let what = format!("it is unsharded: its schema {schema} serves the shards {served}");
             let remedy = "nothing is wrong: docs/from-one-database.md says what such a host can do";
@@ -154,6 +155,31 @@ fn whole(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, control: &
             );
         }
     }
+}
+
+/// A sequence of an unsharded host whose IDs will soon be taken for those of shards: nine tenths of
+/// the IDs from before the shards are used up.
+fn legacy_ids(findings: &mut Findings, cluster: &Cluster, host: &HostName, whole: &WholeRow) {
+    let below = cluster.legacy_below;
+    let Some((sequence, last)) = &whole.last_id else {
+        return;
+    };
+    if *last < below - below / 10 {
+        return;
+    }
+    let what = format!(
+        "the sequence {sequence} has made the ID {last}, and IDs from legacy_below = {below} on are \
+         taken for those of shards"
+    );
+    let remedy = "choose a limit above all IDs that it will make; run `UPDATE pgshard.cluster SET \
+                  legacy_below = …` on each host, and write it into the config";
+    findings.add(
+        Severity::Warning,
+        "legacy_ids_end",
+        Some(host),
+        what,
+        remedy,
+    );
 }
 
 /// A control schema that lacks these migrations, or only their records.

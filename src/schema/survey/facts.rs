@@ -271,6 +271,8 @@ pub struct WholeRow {
     pub exists: bool,
     /// Since which epoch the host owns the shards.
     pub epoch: ShardEpoch,
+    /// The sequence of a primary key there that has come furthest, and the last ID that it made.
+    pub last_id: Option<(String, i64)>,
 }
 
 /// Whether a host owns a shard.

@@ -37,7 +37,19 @@ SELECT json_build_object(
     'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind,
             legacy_below) FROM pgshard.cluster),
     'whole', (SELECT json_build_array(schema_name, epoch,
-            EXISTS (SELECT FROM pg_namespace WHERE nspname = schema_name)) FROM pgshard.whole),
+            EXISTS (SELECT FROM pg_namespace WHERE nspname = schema_name),
+            (SELECT json_build_array(s.oid::regclass, made.last::text)
+                FROM pg_class s CROSS JOIN LATERAL (SELECT CASE
+                    WHEN has_sequence_privilege(s.oid, 'SELECT, USAGE')
+                    THEN pg_sequence_last_value(s.oid) END AS last) made
+                JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = s.oid
+                    AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+                JOIN pg_class t ON t.oid = d.refobjid
+                JOIN pg_namespace n ON n.oid = t.relnamespace AND n.nspname = schema_name
+                JOIN pg_index i ON i.indrelid = t.oid AND i.indisprimary
+                    AND d.refobjsubid = ANY (i.indkey)
+                WHERE s.relkind = 'S' AND made.last IS NOT NULL
+                ORDER BY made.last DESC LIMIT 1)) FROM pgshard.whole),
     'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
                    date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
                    date_part('epoch', clock_timestamp() - last_fence_at) * 1000))
@@ -112,7 +124,7 @@ SELECT json_build_object(
 struct RawControl {
     migrations: Option<Vec<RecordedControl>>,
     cluster: Option<RecordedCluster>,
-    whole: Option<(String, i32, bool)>,
+    whole: Option<(String, i32, bool, Option<(String, String)>)>,
     shards: Option<Vec<RawShard>>,
     incoming: Option<Vec<RawIncoming>>,
     moving: Option<Vec<ShardId>>,
@@ -229,13 +241,16 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
     })
 }
 
-fn whole_row((schema, at, exists): (String, i32, bool)) -> Result<WholeRow, FactsError> {
+fn whole_row(
+    (schema, at, exists, last): (String, i32, bool, Option<(String, String)>),
+) -> Result<WholeRow, FactsError> {
     let epoch = ShardEpoch::from_i32(at);
     let epoch = epoch.ok_or_else(|| unreadable(format!("epoch {at} of all shards")))?;
     Ok(WholeRow {
         schema,
         exists,
         epoch,
+        last_id: last.and_then(|(sequence, id)| Some((sequence, id.parse().ok()?))),
     })
 }
 
