@@ -169,6 +169,9 @@ kinds! {
     OnlyKeyTable "only_key_table" Check
         "Nothing leads from any other table to the key"
         "add foreign keys, or call the columns after the key's table, as in user_id";
+    ReferenceAcrossKeys "reference_across_keys" Check
+        "Columns seem to refer to rows of another key, which will be in another shard"
+        "read the other row by its own key";
     KeyByName "key_by_name" Check
         "No foreign key says so: the key, or the path to it, was found by names of columns"
         "make sure that it is right";

@@ -235,11 +235,12 @@ fn agreement(case: &Case<'_>, key: &ForeignKey, found: &mut Vec<BlockingObject>)
         Sample { differ: 0, .. } => {}
         sample => {
             let detail = format!("to {to}: {}", differing(sample));
-            found.push(BlockingObject::new(
-                Kind::ForeignKeyAcrossKeys,
-                name,
-                detail,
-            ));
+            // Whether the application still follows a name cannot be seen.
+            let kind = match key.by_name {
+                true => Kind::ReferenceAcrossKeys,
+                false => Kind::ForeignKeyAcrossKeys,
+            };
+            found.push(BlockingObject::new(kind, name, detail));
         }
     }
 }

@@ -43,7 +43,7 @@ pub(super) async fn apply(
             let done = one(session, table, step, request, observer, &mut report.filled).await?;
             if let Outcome::RowsWithoutKey(rows) = done {
                 report.rows_without_key = Some(rows);
-                report.remedy = Some(remedy(table));
+                report.remedy = Some(remedy(table, &[]));
                 report.missing.push(step.kind);
                 report.missing.extend(rest.by_ref().map(|step| step.kind));
             }
@@ -107,9 +107,12 @@ pub(super) fn report(table: &KeyTable) -> KeysTable {
     }
 }
 
-/// What to do about rows without a key.
-pub(super) fn remedy(table: &KeyTable) -> String {
+/// What to do about rows without a key, while these steps are missing.
+pub(super) fn remedy(table: &KeyTable, missing: &[StepKind]) -> String {
     match &table.parent {
+        Some(_) if missing.contains(&StepKind::Fill) => {
+            "they are not filled yet: run it without --check".to_owned()
+        }
         None => format!(
             "set {} in these rows, or delete them; then run it again",
             table.column

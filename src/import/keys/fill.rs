@@ -332,7 +332,8 @@ pub(super) fn compare_sql(table: &KeyTable) -> String {
         ),
         Some(parent) => format!(
             "SELECT json_build_array(count(*), count(*) FILTER (WHERE c.{key} IS NULL),
-                count(*) FILTER (WHERE p.{} IS NOT NULL AND c.{key} IS DISTINCT FROM p.{}))
+                count(*) FILTER (WHERE p.{} IS NOT NULL AND c.{key} IS NOT NULL
+                    AND c.{key} IS DISTINCT FROM p.{}))
             FROM {} c LEFT JOIN {} p ON {}",
             quote_ident(parent.pairs.first().map_or("", |(_, to)| to)),
             quote_ident(&parent.key),

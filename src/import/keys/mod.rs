@@ -47,7 +47,7 @@ pub fn plan<'a>(
     Box::pin(async move {
         let session = Session::open(connect, APPLICATION_NAME, request.wait_max).await?;
         let prepared = prepared::prepare(connect, &session, request).await?;
-        prepared.refuse(&session).await?;
+        prepared.refuse()?;
         session.finish().await;
         let tables = prepared.tables.iter();
         let steps = tables.flat_map(|table| {
@@ -79,7 +79,7 @@ pub fn apply<'a>(
     Box::pin(async move {
         let session = Session::open(connect, APPLICATION_NAME, request.wait_max).await?;
         let prepared = prepared::prepare(connect, &session, request).await?;
-        prepared.refuse(&session).await?;
+        prepared.refuse()?;
         undo::tidy(&session, observer).await?;
         let tables = apply::apply(&session, &prepared, request, observer).await?;
         session.finish().await;
@@ -125,7 +125,7 @@ pub fn check<'a>(
                     report.rows = Some(rows);
                     report.rows_without_key = Some(without);
                     report.rows_that_differ = Some(differ);
-                    report.remedy = (without > 0).then(|| apply::remedy(table));
+                    report.remedy = (without > 0).then(|| apply::remedy(table, &report.missing));
                 }
             }
             tables.push(report);

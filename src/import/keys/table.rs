@@ -96,6 +96,13 @@ pub(super) struct Parent {
     pub(super) by_name: bool,
 }
 
+/// Whether the session may keep the application's triggers from firing while rows get their key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    Allowed,
+    Refused,
+}
+
 /// A table that is to have the key.
 #[derive(Clone, Debug)]
 pub(super) struct KeyTable {
@@ -116,6 +123,8 @@ pub(super) struct KeyTable {
     pub(super) parent: Option<Parent>,
     pub(super) details: Details,
     pub(super) record: Option<Record>,
+    /// Whether the application's triggers on it can be kept from firing.
+    pub(super) silence: Silence,
 }
 
 impl KeyTable {
@@ -223,6 +232,7 @@ pub(super) fn tables(
                 parent,
                 details: details.clone(),
                 record: records.get(oid).cloned(),
+                silence: Silence::Refused,
             },
         ));
     }

@@ -106,7 +106,10 @@ impl Border<'_> {
             ),
             Kind::View | Kind::MaterializedView if !self.is_inside(object) => (
                 "is a view of imported tables outside their schema".to_owned(),
-                format!("drop it; make it again in schema {new} afterwards"),
+                format!(
+                    "create it in schema {new} too, let search_path lead there first \
+                     (--keep-search-path), renew sessions, then drop this one"
+                ),
             ),
             Kind::RuleAcross => (
                 format!("is a rule, {detail}"),

@@ -113,7 +113,8 @@ pub(super) async fn read(
         FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
         JOIN pg_language l ON l.oid = p.prolang
         WHERE n.nspname NOT IN ('pg_catalog', 'information_schema')
-            AND n.nspname !~ '^pg_' AND n.nspname !~ '^pgshard(_|$)' AND l.lanname NOT IN ('c', 'internal')
+            AND n.nspname !~ '^pg_' AND n.nspname !~ '^pgshard(_|$)'
+            AND l.lanname NOT IN ('c', 'internal')
             AND p.prosrc <> '' AND NOT EXISTS (SELECT FROM pg_depend d
                 WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e')
         ORDER BY p.oid::regprocedure::text COLLATE \"C\"";

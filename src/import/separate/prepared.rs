@@ -143,7 +143,9 @@ impl SchemaState {
     async fn read(session: &Session, schema: &str) -> Result<SchemaState, ChangeError> {
         let sql = format!(
             "SELECT to_json(EXISTS (SELECT FROM pg_depend d
-                WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid))
+                WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+                    AND NOT (d.classid = 'pg_class'::regclass AND EXISTS (SELECT FROM pg_class c
+                        WHERE c.oid = d.objid AND c.relkind = 'v'))))
             FROM pg_namespace n WHERE n.nspname = {}",
             quote_literal(schema)
         );

@@ -166,6 +166,27 @@ fn back(set: &SetPath, alter: &str) -> (String, String) {
     }
 }
 
+/// A schema from which an unsharded host serves its shards.
+async fn served(session: &Session, schema: &str) -> Result<Option<Refusal>, ChangeError> {
+    let what = "find what serves the schema";
+    let there = "SELECT to_json(to_regclass('pgshard.whole') IS NOT NULL)";
+    if session.value::<bool>(what, there).await? != Some(true) {
+        return Ok(None);
+    }
+    let sql = format!(
+        "SELECT to_json(true) FROM pgshard.whole WHERE schema_name = {}",
+        quote_literal(schema)
+    );
+    let serves: Option<bool> = session.value(what, &sql).await?;
+    Ok(serves.map(|_| {
+        Refusal::new(
+            format!("schema {schema}"),
+            "serves the shards of an unsharded host",
+            "end the programs that use it, then DROP SCHEMA pgshard CASCADE",
+        )
+    }))
+}
+
 /// Refuses what cannot be taken back, before anything is changed.
 async fn refuse_what_stays(
     session: &Session,
@@ -174,6 +195,7 @@ async fn refuse_what_stays(
     restored: &[Restored],
 ) -> Result<(), ChangeError> {
     let mut refusals = Vec::new();
+    refusals.extend(served(session, &known.new_schema).await?);
     let old = quote_ident(&known.old_schema);
     let sql = format!(
         "SELECT to_json(pg_describe_object(d.classid, d.objid, 0)) FROM pg_depend d

@@ -229,13 +229,13 @@ picture_id bigint NOT NULL);
 CREATE TABLE gallery_pictures (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 "user" bigint NOT NULL);
 
---- added foreign_key_across_keys
+--- added reference_across_keys
 CREATE TABLE likes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 user_id bigint NOT NULL REFERENCES users, photo_id bigint NOT NULL);
 INSERT INTO users VALUES (1, 'a'), (2, 'b'); INSERT INTO photos VALUES (7, 1);
 INSERT INTO likes (user_id, photo_id) VALUES (2, 7);
 
---- added foreign_key_across_keys
+--- added reference_across_keys
 ALTER TABLE photos ADD parent_id bigint;
 INSERT INTO users VALUES (1, 'a'), (2, 'b'); INSERT INTO photos VALUES (7, 1), (8, 2);
 UPDATE photos SET parent_id = 7;

@@ -278,4 +278,33 @@ on_each_version! {
         let rows: i64 = base.query_one(differ, &[]).await.unwrap().get(0);
         assert_eq!(rows, 0);
     }
+
+    /// No trigger of the application fires for a key that follows another row's: it would not find
+    /// what it names, and run with other rights. For its own changes its triggers fire as before.
+    async fn no_trigger_of_the_application_fires_for_a_key(version) {
+        let cluster = TestCluster::start(version, 1);
+        let (url, base) = database(&cluster).await;
+        base.batch_execute(
+            "CREATE TABLE audit_log (id bigserial PRIMARY KEY, who text);
+            CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN INSERT INTO audit_log (who) VALUES (current_user); RETURN NULL; END';
+            CREATE TRIGGER audited AFTER UPDATE ON photos FOR EACH ROW EXECUTE FUNCTION audited();
+            CREATE TRIGGER audited AFTER UPDATE ON likes FOR EACH ROW EXECUTE FUNCTION audited();
+            GRANT INSERT ON audit_log TO writer;
+            GRANT USAGE ON SEQUENCE audit_log_id_seq TO writer",
+        ).await.unwrap();
+        let (exit, _, stderr) = keys(&url, &[]);
+        assert_eq!(exit, 0, "{stderr}");
+        let audited = "SELECT coalesce(string_agg(who, ' '), '') FROM audit_log";
+        base.batch_execute("UPDATE albums SET user_id = user_id % 20 + 1").await.unwrap();
+        assert_eq!(differ(&base).await, 0);
+        assert_eq!(base.query_one(audited, &[]).await.unwrap().get::<_, &str>(0), "");
+        let port = cluster.server(0).port();
+        let writer = connect(&format!("postgres://writer@127.0.0.1:{port}/base")).await;
+        writer.batch_execute("UPDATE photos SET album_id = album_id % 100 + 1 WHERE id = 7")
+            .await
+            .unwrap();
+        assert_eq!(differ(&base).await, 0);
+        assert_eq!(base.query_one(audited, &[]).await.unwrap().get::<_, &str>(0), "writer");
+    }
 }

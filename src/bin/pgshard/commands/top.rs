@@ -36,6 +36,8 @@ pub(crate) struct Report {
     statements: Vec<SlowStatement>,
     /// Sessions for which others wait.
     blockers: Vec<BlockingSession>,
+    /// The unsharded host, whose rows are not counted by shard.
+    unsharded: Option<String>,
     /// Hosts that have no statistics of statements.
     without_statements: Vec<String>,
     /// Hosts that could not be read.
@@ -115,6 +117,7 @@ pub(crate) async fn run(
         largest: Vec::new(),
         statements: Vec::new(),
         blockers: Vec::new(),
+        unsharded: config.unsharded().map(|(host, _)| host.name.to_string()),
         without_statements: Vec::new(),
         failed: Vec::new(),
     };
@@ -129,12 +132,6 @@ pub(crate) async fn run(
         }
     }
     report.finish(statements, usize::from(args.limit));
-    if let Some((host, schema)) = config.unsharded() {
-        output.note(format_args!(
-            "{} is unsharded: the rows of its schema {schema} are not counted by shard",
-            host.name
-        ));
-    }
     let exit = if report.failed.is_empty() {
         Exit::Done
     } else {
@@ -262,7 +259,11 @@ impl Report {
 }
 
 fn show(report: &Report, output: &Output) {
-    if report.busiest.is_empty() {
+    if let Some(host) = &report.unsharded {
+        output.note(format_args!(
+            "{host} is unsharded: its rows are not counted by shard"
+        ));
+    } else if report.busiest.is_empty() {
         output.note("no shard read or wrote a row");
     } else {
         let columns = [

@@ -207,4 +207,41 @@ on_each_version! {
         assert_eq!(report(&url, &["--undo"]).0, 0);
         assert_eq!(state(version, &url).await, before);
     }
+
+    /// A view is read at every moment if there are two of it for a while. What an unsharded host
+    /// serves is not taken back.
+    async fn a_view_is_made_in_the_new_schema_first(version) {
+        let cluster = TestCluster::start(version, 1);
+        let url = database(&cluster).await;
+        let base = connect(&url).await;
+        base.batch_execute("CREATE VIEW recent AS SELECT id FROM photos").await.unwrap();
+        let (exit, _, stderr) = separate(&url, &["--plan"]);
+        assert_eq!(exit, 4, "{stderr}");
+        assert!(stderr.contains("create it in schema app too"), "{stderr}");
+        base.batch_execute(
+            "CREATE SCHEMA app; CREATE VIEW app.recent AS SELECT id FROM public.photos;
+            ALTER DATABASE base SET search_path = app, public; DROP VIEW public.recent",
+        ).await.unwrap();
+        drop(base);
+        let (exit, done) = report(&url, &["--keep-search-path"]);
+        assert_eq!(exit, 0, "{done}");
+        let base = connect(&url).await;
+        let rows = "SELECT count(*) FROM recent";
+        assert_eq!(base.query_one(rows, &[]).await.unwrap().get::<_, i64>(0), 1000);
+        let config = format!(
+            "[cluster]\nshards = 16\nepoch = \"2026-01-01T00:00:00Z\"\nlegacy_below = 1000000\n\
+             [hosts.old]\nurl = \"{url}\"\nlayout = \"unsharded\"\nschema = \"app\"\n\
+             [map]\nversion = 1\n[map.placement]\nold = \"0-15\"\n"
+        );
+        let config = cluster.write("one.toml", &config);
+        let (exit, _, stderr) = pgshard(&["--config", config.to_str().unwrap(), "bootstrap"]);
+        assert_eq!(exit, 0, "{stderr}");
+        let (exit, _, stderr) = separate(&url, &["--undo"]);
+        assert_eq!(exit, 4, "{stderr}");
+        assert!(stderr.contains("serves the shards of an unsharded host"), "{stderr}");
+        base.batch_execute("DROP SCHEMA pgshard CASCADE; DROP VIEW app.recent").await.unwrap();
+        drop(base);
+        let (exit, undone) = report(&url, &["--undo"]);
+        assert_eq!(exit, 0, "{undone}");
+    }
 }

@@ -86,7 +86,7 @@ fn show_plan(plan: &KeysPlan, output: &Output) {
 }
 
 fn show_report(report: &KeysReport, output: &Output) {
-    let count = |rows: Option<u64>| rows.map_or_else(|| "?".to_owned(), |rows| rows.to_string());
+    let count = |rows: Option<u64>| rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string());
     let rows = report.tables.iter().map(|table| {
         [
             table.table.clone(),
