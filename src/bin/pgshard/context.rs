@@ -259,8 +259,7 @@ pub(crate) fn sharded(config: &Config, command: &str) -> Result<(), Failure> {
         format!("{error}, and {host} is unsharded: all shards are in its schema {schema}"),
     )
     .hint(format!(
-        "{host} has no shards of its own to work on; docs/from-one-database.md has what such a host \
-            can do"
+        "{host} has no single shards; docs/from-one-database.md has what such a host can do"
     )))
 }
 

@@ -168,8 +168,8 @@ fn legacy_ids(findings: &mut Findings, cluster: &Cluster, host: &HostName, whole
         return;
     }
     let what = format!(
-        "the sequence {sequence} has made the ID {last}, and IDs from legacy_below = {below} on are \
-         taken for those of shards"
+        "the sequence {sequence} has made the ID {last}, and IDs from legacy_below = {below} on \
+         are taken for those of shards"
     );
     let remedy = "choose a limit above all IDs that it will make; run `UPDATE pgshard.cluster SET \
                   legacy_below = …` on each host, and write it into the config";

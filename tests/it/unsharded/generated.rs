@@ -241,50 +241,11 @@ impl Database {
                 "write on all_shards"
             }
             9 => {
-                let rows = self.new_rows();
-                let sql = "INSERT INTO {shard}.photos (id, user_id, title, likes)
-                    SELECT id, key, 'new', 0 FROM unnest($1::bigint[], $2::bigint[]) AS n (id, key)";
-                let inserted = router.insert_many(&rows, |(_, key)| *key).unwrap();
-                let returning = format!("{sql} RETURNING id");
-                let inserted = inserted.query(returning.as_str(), |rows| {
-                    columns![
-                        rows.iter().map(|(id, _)| *id),
-                        rows.iter().map(|(_, key)| *key)
-                    ]
-                });
-                let inserted = inserted.await.unwrap();
-                let count: usize = inserted.iter().map(|one| one.rows.len()).sum();
-                let (ids, keys): (Vec<i64>, Vec<i64>) = rows.iter().copied().unzip();
-                let count = u64::try_from(count).unwrap();
-                self.written(count, sql, &[&ids, &keys], "insert_many")
-                    .await;
-                self.wide.extend(ids);
+                self.insert_many(&router).await;
                 "insert_many"
             }
             10 => {
-                let ids = self.ids();
-                let sql = format!("{select} AND p.id = ANY($1)");
-                let legacy: Vec<i64> = (0..self.rng.usize(..3))
-                    .map(|_| self.rng.i64(1..LEGACY))
-                    .collect();
-                let expected = self.expected(&sql, &[&ids]).await;
-                let wanted = [ids.clone(), legacy.clone()].concat();
-                let (done, refused) = match router.by_ids(&wanted).query(&sql).await {
-                    Ok(done) => (done, Vec::new()),
-                    Err(partial) => {
-                        for failed in &partial.failed {
-                            assert!(matches!(failed.error, Error::LegacyId { .. }));
-                        }
-                        let refused = partial.wanted().copied().collect();
-                        (partial.done, refused)
-                    }
-                };
-                let found = texts(done.iter().map(|(_, row)| row));
-                assert_eq!(sorted(found), sorted(texts(&expected)), "{sql} {wanted:?}");
-                let numbers = |ids: Vec<i64>| -> BTreeMap<i64, ()> {
-                    ids.into_iter().map(|id| (id, ())).collect()
-                };
-                assert_eq!(numbers(refused), numbers(legacy));
+                self.read_ids(&router, &select).await;
                 "by_ids"
             }
             11 => {
@@ -318,6 +279,53 @@ impl Database {
                 "refused"
             }
         }
+    }
+
+    async fn insert_many(&mut self, router: &Router) {
+        let rows = self.new_rows();
+        let sql = "INSERT INTO {shard}.photos (id, user_id, title, likes)
+            SELECT id, key, 'new', 0 FROM unnest($1::bigint[], $2::bigint[]) AS n (id, key)";
+        let inserted = router.insert_many(&rows, |(_, key)| *key).unwrap();
+        let returning = format!("{sql} RETURNING id");
+        let inserted = inserted.query(returning.as_str(), |rows| {
+            columns![
+                rows.iter().map(|(id, _)| *id),
+                rows.iter().map(|(_, key)| *key)
+            ]
+        });
+        let inserted = inserted.await.unwrap();
+        let count: usize = inserted.iter().map(|one| one.rows.len()).sum();
+        let (ids, keys): (Vec<i64>, Vec<i64>) = rows.iter().copied().unzip();
+        let count = u64::try_from(count).unwrap();
+        self.written(count, sql, &[&ids, &keys], "insert_many")
+            .await;
+        self.wide.extend(ids);
+    }
+
+    /// Reads rows by their IDs, some of which may name no shard.
+    async fn read_ids(&mut self, router: &Router, select: &str) {
+        let ids = self.ids();
+        let sql = format!("{select} AND p.id = ANY($1)");
+        let legacy: Vec<i64> = (0..self.rng.usize(..3))
+            .map(|_| self.rng.i64(1..LEGACY))
+            .collect();
+        let expected = self.expected(&sql, &[&ids]).await;
+        let wanted = [ids.clone(), legacy.clone()].concat();
+        let (done, refused) = match router.by_ids(&wanted).query(&sql).await {
+            Ok(done) => (done, Vec::new()),
+            Err(partial) => {
+                for failed in &partial.failed {
+                    assert!(matches!(failed.error, Error::LegacyId { .. }));
+                }
+                let refused = partial.wanted().copied().collect();
+                (partial.done, refused)
+            }
+        };
+        let found = texts(done.iter().map(|(_, row)| row));
+        assert_eq!(sorted(found), sorted(texts(&expected)), "{sql} {wanted:?}");
+        let numbers =
+            |ids: Vec<i64>| -> BTreeMap<i64, ()> { ids.into_iter().map(|id| (id, ())).collect() };
+        assert_eq!(numbers(refused), numbers(legacy));
     }
 
     /// Both copies have the same rows.
