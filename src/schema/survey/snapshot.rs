@@ -120,11 +120,15 @@ SELECT json_build_object(
                    ORDER BY l.kind, l.name)
                FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
 
+/// The row of `pgshard.whole`: the schema, the epoch, whether the schema is there, and the sequence
+/// that has come furthest with its last ID.
+type RawWhole = (String, i32, bool, Option<(String, String)>);
+
 #[derive(Deserialize)]
 struct RawControl {
     migrations: Option<Vec<RecordedControl>>,
     cluster: Option<RecordedCluster>,
-    whole: Option<(String, i32, bool, Option<(String, String)>)>,
+    whole: Option<RawWhole>,
     shards: Option<Vec<RawShard>>,
     incoming: Option<Vec<RawIncoming>>,
     moving: Option<Vec<ShardId>>,
@@ -241,9 +245,7 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
     })
 }
 
-fn whole_row(
-    (schema, at, exists, last): (String, i32, bool, Option<(String, String)>),
-) -> Result<WholeRow, FactsError> {
+fn whole_row((schema, at, exists, last): RawWhole) -> Result<WholeRow, FactsError> {
     let epoch = ShardEpoch::from_i32(at);
     let epoch = epoch.ok_or_else(|| unreadable(format!("epoch {at} of all shards")))?;
     Ok(WholeRow {
