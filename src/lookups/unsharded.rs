@@ -58,20 +58,24 @@ impl<'r> Table<'r> {
             None => Arc::new(self.read(shard, definition).await?),
         };
         fitting(definition, &table.kinds, &wanted.values)?;
-        let values = wanted.values.0.iter();
-        let values: Vec<Parameter> = values
-            .map(|value| Parameter::new(value, definition.fold))
-            .collect();
-        let params: Vec<&(dyn ToSql + Sync)> = values
-            .iter()
-            .map(|value| value as &(dyn ToSql + Sync))
-            .collect();
-        match shard.query_opt_as(&table.find, &params).await {
+        let values = values(wanted);
+        match shard.query_opt_as(&table.find, &parameters(&values)).await {
             Ok(row) => Ok(row.map(|(key,)| key)),
             // No column can hold it: a zero byte in a text, a date that PostgreSQL does not have.
             Err(error) if error.code().is_some_and(is_of_data) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// The same within a transaction, after a call outside of it. None if it cannot be read: then
+    /// nothing of the transaction can be committed.
+    async fn key_in(&self, tx: &Transaction, wanted: &ClaimRequest<'_>) -> Option<String> {
+        let table = self
+            .router
+            .lookup_table(&wanted.definition.name, &self.host)?;
+        let values = values(wanted);
+        let found = tx.query_opt_as(&table.find, &parameters(&values)).await;
+        found.ok().flatten().map(|(key,)| key)
     }
 
     /// Reads the table of a look-up, and keeps what was found if it can be used.
@@ -134,6 +138,18 @@ impl<'r> Table<'r> {
     }
 }
 
+/// The values of a look-up as a statement has them.
+fn values(wanted: &ClaimRequest<'_>) -> Vec<Parameter> {
+    let fold = wanted.definition.fold;
+    let values = wanted.values.0.iter();
+    values.map(|value| Parameter::new(value, fold)).collect()
+}
+
+fn parameters(values: &[Parameter]) -> Vec<&(dyn ToSql + Sync)> {
+    let values = values.iter();
+    values.map(|value| value as &(dyn ToSql + Sync)).collect()
+}
+
 /// Whether this SQLSTATE is about the values of a statement.
 fn is_of_data(code: &SqlState) -> bool {
     code.code().starts_with("22")
@@ -172,7 +188,9 @@ impl<'c, 'r> OnTable<'c, 'r> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
         let sql = &sql.to_sql();
-        if !statements::is_insert(sql.text()) {
+        // ON CONFLICT ends without an error on another key's row.
+        let may_meet = sql.text().to_ascii_uppercase().contains("CONFLICT");
+        if may_meet || !statements::is_insert(sql.text()) {
             return self
                 .transaction(async |tx: Transaction| tx.execute(sql, params).await)
                 .await;
@@ -196,11 +214,13 @@ impl<'c, 'r> OnTable<'c, 'r> {
         let ran = self
             .writing()
             .transaction(|tx: Transaction| {
-                let (run, met) = (work(tx.clone()), &met);
+                let (run, met, this) = (work(tx.clone()), &met, &self);
                 async move {
                     let result = run.await;
                     met.store(tx.met_duplicate(), Ordering::Relaxed);
-                    result.map_err(NotCommitted::Work)
+                    let value = result.map_err(NotCommitted::Work)?;
+                    this.check_in(&tx).await?;
+                    Ok(value)
                 }
             })
             .await;
@@ -233,6 +253,19 @@ impl<'c, 'r> OnTable<'c, 'r> {
             let checked = self.check_one(wanted, deadline).await;
             metrics::count(wanted.definition, began.elapsed(), &checked);
             checked.map_err(Error::before_the_call)?;
+        }
+        Ok(())
+    }
+
+    /// Checks, after the work, that none of the values is another key's: a statement with ON
+    /// CONFLICT may have met a row that was committed since the first check.
+    async fn check_in(&self, tx: &Transaction) -> Result<(), Error> {
+        for wanted in self.wanted {
+            let key = self.table.key_in(tx, wanted).await;
+            if let Some(key) = key.filter(|key| key != self.key) {
+                let lookup = wanted.definition.name.clone();
+                return Err(Error::Taken { lookup, key });
+            }
         }
         Ok(())
     }

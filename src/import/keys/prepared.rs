@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio_postgres::Client;
 
 use super::record;
-use super::refuse;
-use super::table::{self, Details, KeyTable, Silence};
+use super::refuse::{self, Silence};
+use super::table::{self, Details, KeyTable};
 use crate::import::change::{ChangeError, ChangeRequest, Session};
 use crate::import::choices;
 use crate::import::decide::Decisions;
@@ -59,11 +59,7 @@ pub(super) async fn prepare(
         names.insert(choices::find(&database, name)?.oid, column.clone());
     }
     let records = records.collect();
-    let mut tables = table::tables(&database, &decisions, &details, &records, &names, &only);
-    let silence = silence(session).await?;
-    for table in &mut tables {
-        table.silence = silence;
-    }
+    let tables = table::tables(&database, &decisions, &details, &records, &names, &only);
     Ok(Prepared {
         database,
         decisions,
@@ -75,9 +71,10 @@ pub(super) async fn prepare(
 
 impl Prepared {
     /// Refuses what cannot be done, before anything is changed.
-    pub(super) fn refuse(&self) -> Result<(), ChangeError> {
+    pub(super) async fn refuse(&self, session: &Session) -> Result<(), ChangeError> {
+        let silence = silence(session).await?;
         let (database, decisions) = (&self.database, &self.decisions);
-        let refusals = refuse::refusals(database, decisions, &self.details, &self.tables);
+        let refusals = refuse::refusals(database, decisions, &self.details, &self.tables, silence);
         if refusals.is_empty() {
             Ok(())
         } else {

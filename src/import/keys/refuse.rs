@@ -2,10 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::table::{Details, KeyTable, Silence};
+use super::table::{Details, KeyTable};
 use crate::import::change::Refusal;
 use crate::import::decide::{Decision, Decisions};
 use crate::import::facts::{Database, VERSION_MIN};
+
+/// Whether the session may keep the application's triggers from firing while rows are filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    Allowed,
+    Refused,
+}
 
 /// What is in the way.
 pub(super) fn refusals(
@@ -13,6 +20,7 @@ pub(super) fn refusals(
     decisions: &Decisions,
     details: &BTreeMap<u32, Details>,
     tables: &[KeyTable],
+    silence: Silence,
 ) -> Vec<Refusal> {
     let mut found = Vec::new();
     if database.server.version < VERSION_MIN {
@@ -28,7 +36,7 @@ pub(super) fn refusals(
         found.push(Refusal::new("the server", "is a standby", remedy));
     }
     for table in tables {
-        of_table(database, details, table, &mut found);
+        of_table(database, details, table, silence, &mut found);
         if let Some(refusal) = tie(database, decisions, table) {
             found.push(refusal);
         }
@@ -45,6 +53,7 @@ fn of_table(
     database: &Database,
     details: &BTreeMap<u32, Details>,
     table: &KeyTable,
+    silence: Silence,
     found: &mut Vec<Refusal>,
 ) {
     if is_done(table) {
@@ -95,7 +104,7 @@ fn of_table(
     recorded(table, &mut add);
     let filled = table.record.as_ref().is_some_and(|record| record.filled);
     let others = &table.details.other_triggers;
-    if parent.is_some() && !filled && !others.is_empty() && table.silence == Silence::Refused {
+    if parent.is_some() && !filled && !others.is_empty() && silence == Silence::Refused {
         add(
             &table.label,
             &format!(

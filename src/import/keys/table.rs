@@ -96,13 +96,6 @@ pub(super) struct Parent {
     pub(super) by_name: bool,
 }
 
-/// Whether the session may keep the application's triggers from firing while rows get their key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silence {
-    Allowed,
-    Refused,
-}
-
 /// A table that is to have the key.
 #[derive(Clone, Debug)]
 pub(super) struct KeyTable {
@@ -123,8 +116,6 @@ pub(super) struct KeyTable {
     pub(super) parent: Option<Parent>,
     pub(super) details: Details,
     pub(super) record: Option<Record>,
-    /// Whether the application's triggers on it can be kept from firing.
-    pub(super) silence: Silence,
 }
 
 impl KeyTable {
@@ -232,7 +223,6 @@ pub(super) fn tables(
                 parent,
                 details: details.clone(),
                 record: records.get(oid).cloned(),
-                silence: Silence::Refused,
             },
         ));
     }

@@ -15,10 +15,9 @@
 //! the key has changed since, its `FOR KEY SHARE` fails with a serialization failure.
 //!
 //! The functions run with the rights of the role that made them, see no schema but `pg_catalog`,
-//! and can be called by no other trigger. None of the application's triggers fires for a key that
-//! `follow` changes: it would run with those rights, and not find what it names.
+//! and can be called by no other trigger.
 
-use super::table::{KeyTable, Parent, Silence};
+use super::table::{KeyTable, Parent};
 use crate::import::change::record::SCHEMA;
 use crate::pg::{quote_ident, quote_literal};
 
@@ -115,27 +114,22 @@ pub(super) fn functions(table: &KeyTable, parent: &Parent) -> Vec<String> {
         table.sql,
         refer.join(" AND ")
     );
-    // Our own triggers always fire.
-    let silent = match table.silence {
-        Silence::Allowed => "SET session_replication_role = replica ",
-        Silence::Refused => "",
-    };
     [
-        (fill_function(table.oid), "", fill),
-        (lock_function(parent.oid), "", lock),
-        (follow_function(parent.oid, table.oid), silent, follow),
+        (fill_function(table.oid), fill),
+        (lock_function(parent.oid), lock),
+        (follow_function(parent.oid, table.oid), follow),
     ]
     .into_iter()
-    .flat_map(|(name, settings, body)| function(&name, settings, &body))
+    .flat_map(|(name, body)| function(&name, &body))
     .collect()
 }
 
 /// A trigger function that runs with our rights, which only we can use.
-fn function(name: &str, settings: &str, body: &str) -> [String; 2] {
+fn function(name: &str, body: &str) -> [String; 2] {
     [
         format!(
             "CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql \
-            SECURITY DEFINER SET search_path = pg_catalog, pg_temp {settings}AS {}",
+            SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS {}",
             quote_literal(body)
         ),
         format!("REVOKE ALL ON FUNCTION {name}() FROM PUBLIC"),

@@ -369,20 +369,35 @@ on_each_version! {
             ended.map_err(|error| tx.failed(error))
         });
         assert_taken(ended.await, "14");
-        // A closure that mends it commits: the value stays the other's.
+        // A closure that mends it is rolled back: on shards it would not have run.
         let mended = claiming("v15").transaction(async |tx: Transaction| {
             other().await;
             let ended = tx.savepoint(async { tx.execute(INSERT, &both(&1, &"v15")).await }).await;
             assert!(ended.is_err());
             tx.execute(INSERT, &both(&1, &"free")).await
         });
-        assert_eq!(mended.await.unwrap(), 1);
+        assert_taken(mended.await, "15");
+        // ON CONFLICT meets another key's row without an error: it is rolled back.
+        for conflict in ["NOTHING", "UPDATE SET name = 'of 1'"] {
+            let upsert = format!("{INSERT} ON CONFLICT (email) DO {conflict}");
+            let email = ["v16", "v17"][usize::from(conflict != "NOTHING")];
+            let ended = claiming(email).transaction(async |tx: Transaction| {
+                other().await;
+                tx.execute(&upsert, &both(&1, &email)).await
+            });
+            assert_taken(ended.await, &email[1..]);
+        }
+        let named = "SELECT count(*) FROM app.users WHERE name IS NOT NULL";
+        assert_eq!(old.query_one(named, &[]).await.unwrap().get::<_, i64>(0), 0);
+        let claimed = router.claiming(1_i64, [("emails", "free")]).unwrap();
+        let upsert = format!("{INSERT} ON CONFLICT (email) DO NOTHING");
+        assert_eq!(claimed.execute(&upsert, &both(&1, &"free")).await.unwrap(), 1);
         // One's own row: PostgreSQL's error.
         let own = claiming("free").transaction(async |tx: Transaction| {
             tx.execute(INSERT, &both(&2, &"free")).await
         }).await.unwrap_err();
         assert_eq!(own.constraint(), Some("users_email_key"), "{own}");
-        assert_eq!(rows(old).await.len(), 7);
+        assert_eq!(rows(old).await.len(), 9);
     }
 
     /// A single statement waits for an open transaction that has the value, as PostgreSQL does.
