@@ -457,6 +457,12 @@ on_each_version! {
             let checked = world.run(&["check"]).await;
             assert_eq!(checked.stdout.contains("legacy_ids_end"), ends, "{}", checked.stdout);
         }
+        // A sequence that is locked is not waited for.
+        let locks = world.servers.app(0).await;
+        locks.batch_execute("BEGIN; ALTER SEQUENCE app.photos_id_seq CACHE 2").await.unwrap();
+        let checked = world.run(&["check"]).await;
+        assert!(!checked.ended(0).stdout.contains("legacy"), "{}", checked.stdout);
+        locks.batch_execute("ROLLBACK").await.unwrap();
         for client in [&old, &world.servers.app(1).await] {
             let raise = "UPDATE pgshard.cluster SET legacy_below = 2000000";
             client.batch_execute(raise).await.unwrap();

@@ -172,7 +172,7 @@ fn legacy_ids(findings: &mut Findings, cluster: &Cluster, host: &HostName, whole
          are taken for those of shards"
     );
     let remedy = "choose a limit above all IDs that it will make; run `UPDATE pgshard.cluster SET \
-                  legacy_below = …` on each host, and write it into the config";
+                  legacy_below = …` on each host, write it into each config, and restart programs";
     findings.add(
         Severity::Warning,
         "legacy_ids_end",

@@ -271,7 +271,8 @@ pub struct WholeRow {
     pub exists: bool,
     /// Since which epoch the host owns the shards.
     pub epoch: ShardEpoch,
-    /// The sequence of a primary key there that has come furthest, and the last ID that it made.
+    /// The sequence of a primary key there that has come furthest, and the last ID that it made;
+    /// read with the clocks, where that takes no time.
     pub last_id: Option<(String, i64)>,
 }
 

@@ -28,6 +28,7 @@ mod load;
 mod measure;
 pub(in crate::schema) mod ownership;
 pub(in crate::schema) mod refusal;
+mod sequences;
 mod server;
 mod settled;
 mod snapshot;
@@ -87,6 +88,9 @@ pub async fn watched_facts(client: &Client) -> Result<HostFacts, FactsError> {
 pub async fn watched_facts_with_clocks(client: &Client) -> Result<HostFacts, FactsError> {
     let mut facts = in_one_snapshot(client).await?;
     facts.clock = Some(clock::read(client, &facts).await?);
+    if let Some(whole) = facts.control.as_mut().and_then(|all| all.whole.as_mut()) {
+        whole.last_id = sequences::last_id(client, &whole.schema).await;
+    }
     Ok(facts)
 }
 

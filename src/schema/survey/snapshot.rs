@@ -37,19 +37,7 @@ SELECT json_build_object(
     'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind,
             legacy_below) FROM pgshard.cluster),
     'whole', (SELECT json_build_array(schema_name, epoch,
-            EXISTS (SELECT FROM pg_namespace WHERE nspname = schema_name),
-            (SELECT json_build_array(s.oid::regclass, made.last::text)
-                FROM pg_class s CROSS JOIN LATERAL (SELECT CASE
-                    WHEN has_sequence_privilege(s.oid, 'SELECT, USAGE')
-                    THEN pg_sequence_last_value(s.oid) END AS last) made
-                JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = s.oid
-                    AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
-                JOIN pg_class t ON t.oid = d.refobjid
-                JOIN pg_namespace n ON n.oid = t.relnamespace AND n.nspname = schema_name
-                JOIN pg_index i ON i.indrelid = t.oid AND i.indisprimary
-                    AND d.refobjsubid = ANY (i.indkey)
-                WHERE s.relkind = 'S' AND made.last IS NOT NULL
-                ORDER BY made.last DESC LIMIT 1)) FROM pgshard.whole),
+            EXISTS (SELECT FROM pg_namespace WHERE nspname = schema_name)) FROM pgshard.whole),
     'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
                    date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
                    date_part('epoch', clock_timestamp() - last_fence_at) * 1000))
@@ -120,15 +108,11 @@ SELECT json_build_object(
                    ORDER BY l.kind, l.name)
                FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
 
-/// The row of `pgshard.whole`: the schema, the epoch, whether the schema is there, and the sequence
-/// that has come furthest with its last ID.
-type RawWhole = (String, i32, bool, Option<(String, String)>);
-
 #[derive(Deserialize)]
 struct RawControl {
     migrations: Option<Vec<RecordedControl>>,
     cluster: Option<RecordedCluster>,
-    whole: Option<RawWhole>,
+    whole: Option<(String, i32, bool)>,
     shards: Option<Vec<RawShard>>,
     incoming: Option<Vec<RawIncoming>>,
     moving: Option<Vec<ShardId>>,
@@ -245,14 +229,14 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
     })
 }
 
-fn whole_row((schema, at, exists, last): RawWhole) -> Result<WholeRow, FactsError> {
+fn whole_row((schema, at, exists): (String, i32, bool)) -> Result<WholeRow, FactsError> {
     let epoch = ShardEpoch::from_i32(at);
     let epoch = epoch.ok_or_else(|| unreadable(format!("epoch {at} of all shards")))?;
     Ok(WholeRow {
         schema,
         exists,
         epoch,
-        last_id: last.and_then(|(sequence, id)| Some((sequence, id.parse().ok()?))),
+        last_id: None,
     })
 }
 
