@@ -59,7 +59,7 @@ pub enum ChangeError {
         refusals: Vec<Refusal>,
     },
     /// Other sessions have had locks for too long. What was done before remains.
-    #[error("cannot {what}: locks of {} are in the way", listed(by))]
+    #[error("cannot {what}: it waited for {}", listed(by))]
     Blocked {
         /// What was being done.
         what: String,

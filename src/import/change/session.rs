@@ -44,9 +44,6 @@ const LOCK: (i32, i32) = (0x7067_7368, 0x696d_706f);
 /// How often a statement that takes long is looked at, to see whether it waits for others.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// A transaction that is shorter, in seconds, is not waited for.
-const PASSING_S: f64 = 1.0;
-
 /// How long a command waits for one that was killed: its session notices within seconds.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
@@ -229,7 +226,7 @@ impl Session {
             if begun.elapsed() > self.wait_max {
                 return Err(ChangeError::Blocked { what, by });
             }
-            if pauses > 0 && by.iter().any(|one| one.open_s >= PASSING_S) {
+            if pauses > 0 && by.iter().any(Blocker::stays) {
                 observer(ChangeEvent::Blocked { what, by });
             }
             tokio::time::sleep(PAUSES.pause(pauses)).await;
@@ -269,9 +266,11 @@ impl Session {
                 () = tokio::time::sleep(LOOK) => {}
             }
             // The statement needs no second connection, so one that cannot be had is no error.
-            let by = match (pid, self.second(&mut second).await) {
-                (Some(pid), Some(client)) => waited_for(client, pid).await.unwrap_or_default(),
-                _ => Vec::new(),
+            let (Some(pid), Some(client)) = (pid, self.second(&mut second).await) else {
+                continue;
+            };
+            let Ok(by) = waited_for(client, pid).await else {
+                continue;
             };
             if by.is_empty() {
                 waits_since = None;
@@ -283,9 +282,7 @@ impl Session {
                 by: by.clone(),
             });
             last = by;
-            if since.elapsed() > self.wait_max
-                && let (Some(pid), Some(client)) = (pid, self.second(&mut second).await)
-            {
+            if since.elapsed() > self.wait_max {
                 let cancel = format!("SELECT pg_cancel_backend({pid})");
                 // If it was lost, the next look tries again.
                 let _ = client.batch_execute(&cancel).await;
@@ -321,16 +318,23 @@ impl Session {
             .values("find who has locks", &sessions(&holders))
             .await?;
         // Writers come and go: what holds up a step is what stays.
-        if found.iter().any(|one| one.open_s >= PASSING_S) {
-            found.retain(|one| one.open_s >= PASSING_S);
+        if found.iter().any(Blocker::stays) {
+            found.retain(Blocker::stays);
         }
         Ok(found)
     }
 }
 
-/// The sessions for which a server's process waits.
+/// The sessions for which a server's process waits, and prepared transactions, which have none.
 async fn waited_for(client: &Client, pid: i32) -> Result<Vec<Blocker>, tokio_postgres::Error> {
-    let sql = sessions(&format!("a.pid = ANY (pg_blocking_pids({pid}))"));
+    let sessions = sessions(&format!("a.pid = ANY (pg_blocking_pids({pid}))"));
+    let sql = format!(
+        "({sessions}) UNION ALL (SELECT json_build_object('pid', 0, 'role', p.owner,
+            'application', '', 'open_s', extract(epoch FROM clock_timestamp() - p.prepared)::float8,
+            'statement', 'PREPARE TRANSACTION ' || quote_literal(p.gid))
+        FROM pg_prepared_xacts p WHERE p.database = current_database()
+            AND 0 = ANY (pg_blocking_pids({pid})) ORDER BY p.prepared LIMIT 5)"
+    );
     let rows = client.query_typed(&sql, &[]).await?;
     rows.iter()
         .map(|row| row.try_get(0).map(|Json(blocker)| blocker))
@@ -342,8 +346,8 @@ fn sessions(condition: &str) -> String {
     format!(
         "SELECT json_build_object('pid', a.pid, 'role', coalesce(a.usename, ''),
             'application', coalesce(a.application_name, ''),
-            'open_s', round(coalesce(extract(epoch FROM clock_timestamp()
-                - a.xact_start), 0)::numeric, 1)::float8,
+            'open_s', round(extract(epoch FROM clock_timestamp()
+                - a.xact_start)::numeric, 1)::float8,
             'statement', coalesce({}, ''))
         FROM pg_stat_activity a WHERE {condition} ORDER BY a.xact_start NULLS LAST LIMIT 5",
         shown("a.query")

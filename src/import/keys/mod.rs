@@ -47,7 +47,7 @@ pub fn plan<'a>(
     Box::pin(async move {
         let session = Session::open(connect, APPLICATION_NAME, request.wait_max).await?;
         let prepared = prepared::prepare(connect, &session, request).await?;
-        prepared.refuse()?;
+        prepared.refuse(&session).await?;
         session.finish().await;
         let tables = prepared.tables.iter();
         let steps = tables.flat_map(|table| {
@@ -79,7 +79,7 @@ pub fn apply<'a>(
     Box::pin(async move {
         let session = Session::open(connect, APPLICATION_NAME, request.wait_max).await?;
         let prepared = prepared::prepare(connect, &session, request).await?;
-        prepared.refuse()?;
+        prepared.refuse(&session).await?;
         undo::tidy(&session, observer).await?;
         let tables = apply::apply(&session, &prepared, request, observer).await?;
         session.finish().await;

@@ -14,8 +14,10 @@
 //! have added since it began, so it may not change a key: `lock` refuses it. It may add rows: if
 //! the key has changed since, its `FOR KEY SHARE` fails with a serialization failure.
 //!
-//! The functions run with the rights of the role that made them, see no schema but `pg_catalog`,
-//! and can be called by no other trigger.
+//! The functions run with the rights of the role that made them, and can be called by no other
+//! trigger. `fill` and `lock` see no schema but `pg_catalog`. `follow` keeps the caller's
+//! `search_path`, in which the application's triggers on the rows that it changes find what they
+//! name, as for ON UPDATE CASCADE; so it names everything with its schema.
 
 use super::table::{KeyTable, Parent};
 use crate::import::change::record::SCHEMA;
@@ -103,33 +105,40 @@ pub(super) fn functions(table: &KeyTable, parent: &Parent) -> Vec<String> {
     let refer: Vec<String> = parent
         .pairs
         .iter()
-        .map(|(own, to)| format!("c.{} = NEW.{}", quote_ident(own), quote_ident(to)))
+        .map(|(own, to)| {
+            let (own, to) = (quote_ident(own), quote_ident(to));
+            format!("c.{own} OPERATOR(pg_catalog.=) NEW.{to}")
+        })
         .collect();
-    // The application may drop the table; one that it renames is an error, not left behind.
+    // The application may drop the table; one that it renames is an error, not left behind. IS
+    // DISTINCT FROM would look for its operator in the caller's schemas.
     let follow = format!(
-        "BEGIN IF EXISTS (SELECT FROM pg_class WHERE oid = {}) THEN \
+        "BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_class \
+        WHERE oid OPERATOR(pg_catalog.=) {}::pg_catalog.oid) THEN \
         UPDATE {} c SET {key} = NEW.{of_parent} WHERE {} \
-        AND c.{key} IS DISTINCT FROM NEW.{of_parent}; END IF; RETURN NULL; END",
+        AND (c.{key} OPERATOR(pg_catalog.<>) NEW.{of_parent}) IS NOT FALSE; \
+        END IF; RETURN NULL; END",
         table.oid,
         table.sql,
         refer.join(" AND ")
     );
+    let own = "SET search_path = pg_catalog, pg_temp ";
     [
-        (fill_function(table.oid), fill),
-        (lock_function(parent.oid), lock),
-        (follow_function(parent.oid, table.oid), follow),
+        (fill_function(table.oid), own, fill),
+        (lock_function(parent.oid), own, lock),
+        (follow_function(parent.oid, table.oid), "", follow),
     ]
     .into_iter()
-    .flat_map(|(name, body)| function(&name, &body))
+    .flat_map(|(name, settings, body)| function(&name, settings, &body))
     .collect()
 }
 
 /// A trigger function that runs with our rights, which only we can use.
-fn function(name: &str, body: &str) -> [String; 2] {
+fn function(name: &str, settings: &str, body: &str) -> [String; 2] {
     [
         format!(
             "CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql \
-            SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS {}",
+            SECURITY DEFINER {settings}AS {}",
             quote_literal(body)
         ),
         format!("REVOKE ALL ON FUNCTION {name}() FROM PUBLIC"),

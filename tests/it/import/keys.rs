@@ -279,32 +279,47 @@ on_each_version! {
         assert_eq!(rows, 0);
     }
 
-    /// No trigger of the application fires for a key that follows another row's: it would not find
-    /// what it names, and run with other rights. For its own changes its triggers fire as before.
-    async fn no_trigger_of_the_application_fires_for_a_key(version) {
+    /// A key that follows another row's is changed as by ON UPDATE CASCADE: the application's
+    /// triggers and foreign keys see it, and find what they name without a schema.
+    async fn a_key_follows_as_a_cascade_does(version) {
         let cluster = TestCluster::start(version, 1);
         let (url, base) = database(&cluster).await;
         base.batch_execute(
             "CREATE TABLE audit_log (id bigserial PRIMARY KEY, who text);
             CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS
                 'BEGIN INSERT INTO audit_log (who) VALUES (current_user); RETURN NULL; END';
-            CREATE TRIGGER audited AFTER UPDATE ON photos FOR EACH ROW EXECUTE FUNCTION audited();
             CREATE TRIGGER audited AFTER UPDATE ON likes FOR EACH ROW EXECUTE FUNCTION audited();
             GRANT INSERT ON audit_log TO writer;
             GRANT USAGE ON SEQUENCE audit_log_id_seq TO writer",
         ).await.unwrap();
         let (exit, _, stderr) = keys(&url, &[]);
         assert_eq!(exit, 0, "{stderr}");
-        let audited = "SELECT coalesce(string_agg(who, ' '), '') FROM audit_log";
-        base.batch_execute("UPDATE albums SET user_id = user_id % 20 + 1").await.unwrap();
-        assert_eq!(differ(&base).await, 0);
-        assert_eq!(base.query_one(audited, &[]).await.unwrap().get::<_, &str>(0), "");
+        base.batch_execute(
+            "CREATE TABLE notes (photo_id bigint, user_id bigint,
+                FOREIGN KEY (photo_id, user_id) REFERENCES photos (id, user_id) ON UPDATE CASCADE);
+            INSERT INTO notes SELECT id, user_id FROM photos",
+        ).await.unwrap();
         let port = cluster.server(0).port();
         let writer = connect(&format!("postgres://writer@127.0.0.1:{port}/base")).await;
-        writer.batch_execute("UPDATE photos SET album_id = album_id % 100 + 1 WHERE id = 7")
-            .await
-            .unwrap();
-        assert_eq!(differ(&base).await, 0);
-        assert_eq!(base.query_one(audited, &[]).await.unwrap().get::<_, &str>(0), "writer");
+        // What the caller calls = is not what we mean.
+        base.batch_execute(
+            "CREATE SCHEMA trap; GRANT USAGE ON SCHEMA trap TO writer;
+            CREATE FUNCTION trap.same(bigint, bigint) RETURNS bool LANGUAGE sql AS 'SELECT false';
+            CREATE OPERATOR trap.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.same);
+            CREATE OPERATOR trap.<> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.same)",
+        ).await.unwrap();
+        let trap = "SET search_path = trap, pg_catalog, public";
+        let changes = "UPDATE albums SET user_id = user_id % 20 + 1
+            WHERE id OPERATOR(pg_catalog.<) 9";
+        for path in ["SET search_path = public", trap] {
+            writer.batch_execute(path).await.unwrap();
+            writer.batch_execute(changes).await.unwrap();
+            assert_eq!(differ(&base).await, 0, "{path}");
+        }
+        let stray = "SELECT count(*) FROM notes n JOIN photos p ON p.id = n.photo_id
+            WHERE n.user_id <> p.user_id";
+        assert_eq!(base.query_one(stray, &[]).await.unwrap().get::<_, i64>(0), 0);
+        let audited = "SELECT count(*) FROM audit_log";
+        assert!(base.query_one(audited, &[]).await.unwrap().get::<_, i64>(0) > 0);
     }
 }

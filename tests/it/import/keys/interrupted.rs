@@ -126,6 +126,17 @@ on_each_version! {
         assert!(stderr.contains("SELECT FROM pg_am LIMIT ?"), "{stderr}");
         assert!(stderr.contains("build the index"), "{stderr}");
         reader.batch_execute("COMMIT").await.unwrap();
+        // A prepared transaction has no session.
+        reader
+            .batch_execute(
+                "BEGIN; UPDATE albums SET photos = photos WHERE id = 1; PREPARE TRANSACTION 'one'",
+            )
+            .await
+            .unwrap();
+        let (exit, _, stderr) = keys(&url, &["--max-wait-s", "1"]);
+        assert_eq!(exit, 8, "{stderr}");
+        assert!(stderr.contains("PREPARE TRANSACTION 'one'"), "{stderr}");
+        reader.batch_execute("ROLLBACK PREPARED 'one'").await.unwrap();
         let (exit, _, stderr) = keys(&url, &[]);
         assert_eq!(exit, 0, "{stderr}");
         assert_eq!(differ(&base).await, 0);
