@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from asgiref.sync import sync_to_async
 
 from .aggregates import parts, together
-from .cluster import ALL_ROWS, cluster, shard_of_alias, unsharded_host
+from .cluster import AllRows, cluster, shard_of_alias, unsharded_host
+from .errors import LayoutChanged
+from .everywhere import all_rows
 from .gather import Gathered, gather
 from .merge import By, check_any, check_rows, later, merge, order, quotient_on, ranks_on, row_pk
 
@@ -22,18 +24,32 @@ class _Places(NamedTuple):
     """Where a query for all shards goes."""
 
     shards: Sequence[int]
-    """The shards; of an unsharded host shard 0, in the place of all."""
+    """The shards; of an unsharded host one in the place of all: shard 0, or the one on which the
+    thread has a transaction."""
     is_whole: bool
     """Whether an unsharded host has all rows, so that one statement is for all shards."""
 
     def on(self, rows: Any, where: str) -> Any:
         """A query set on one of these."""
-        return rows._on(ALL_ROWS if self.is_whole else where)
+        made = rows._on(AllRows(where) if self.is_whole else where)
+        # `reach` refuses it if the shard is on an unsharded host by then.
+        made.query.pgshard_is_of_each = not self.is_whole
+        return made
+
+    def gather(self, work: Callable[[str], T], width: int, timeout: float | None) -> Gathered[T]:
+        """Calls `work` for each of these. Raises `LayoutChanged` if the shards have left an
+        unsharded host, or are on one by now."""
+        result = gather(self.shards, work, width=width, timeout=timeout)
+        for error in result.errors.values():
+            if isinstance(error, LayoutChanged):
+                raise error
+        return result
 
 
 class AcrossShards:
     """A query on every shard, which has not been sent yet. On an unsharded host it is one statement
-    for all of them, in the name of shard 0."""
+    for all of them, in the name of shard 0, or of the one on which the thread has a
+    transaction."""
 
     def __init__(
         self,
@@ -53,12 +69,14 @@ class AcrossShards:
 
     def _places(self) -> _Places:
         if unsharded_host() is not None:
-            return _Places([0], is_whole=True)
+            where = shard_of_alias(all_rows())
+            assert where is not None, "it is the alias of a shard"
+            return _Places([where], is_whole=True)
         return _Places(self._shards, is_whole=False)
 
     def _run(self, places: _Places, work: Callable[[Any], T]) -> Gathered[T]:
         one = lambda where: work(places.on(self._queryset, where))  # noqa: E731
-        return gather(places.shards, one, width=self._width, timeout=self._timeout)
+        return places.gather(one, self._width, self._timeout)
 
     def run(self, work: Callable[[Any], T]) -> Gathered[T]:
         """Calls `work` with each shard's query set, in a thread of its own, and gathers results and
@@ -319,7 +337,7 @@ def _next(
         here, row = places.on(rows, where), last.get(shard)
         return list((here if row is None else later(here, by, row, pk(row)))[:size])
 
-    return gather(places.shards, work, width=width, timeout=_left(end)).all()
+    return places.gather(work, width, _left(end)).all()
 
 
 def _left(end: float | None) -> float | None:

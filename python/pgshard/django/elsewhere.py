@@ -14,7 +14,8 @@ from django.db import router, transaction
 from django.db.models import F
 from django.db.models.lookups import In
 
-from .cluster import ALL_ROWS, shard_of_alias, unsharded_host
+from .cluster import shard_of_alias, unsharded_host
+from .everywhere import rows_with
 from .routing import run_on, where_of
 from .sharded import is_sharded
 
@@ -23,6 +24,12 @@ def leads_elsewhere(field: Any) -> bool:
     """Whether this is a many-to-many field of a sharded model to one that is not sharded."""
     target = field.remote_field.model
     return is_sharded(field.model) and not isinstance(target, str) and not is_sharded(target)
+
+
+def _place(instance: Any) -> str | None:
+    """Where the rows of a joining table are read that belong to this object."""
+    where = where_of(instance)
+    return where if unsharded_host() is None else rows_with(where)
 
 
 class _Related(NamedTuple):
@@ -88,9 +95,8 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
             rows = querysets[0] if querysets else super(made, self).get_queryset()
             source, target = self.source_field, self.target_field
             groups = defaultdict(list)
-            at_once = unsharded_host() is not None
             for one in instances:
-                groups[ALL_ROWS if at_once else where_of(one)].append(one)
+                groups[_place(one)].append(one)
             holders = defaultdict(list)
             for where, some in groups.items():
                 rows_of = self.through._base_manager.using(where)
@@ -112,7 +118,7 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
                 rows,
                 lambda row: row._pgshard_holder,
                 lambda one: (
-                    str(ALL_ROWS if at_once else where_of(one)),
+                    str(_place(one)),
                     source.get_foreign_related_value(one)[0],
                 ),
                 False,

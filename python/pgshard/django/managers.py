@@ -16,8 +16,9 @@ from ..errors import LegacyId, WrongId, WrongKey
 from . import claiming, finding
 from .across import AcrossShards
 from .batch import fetch
-from .cluster import ALL_ROWS, AllRows, cluster, shard_of_alias, unsharded_host
+from .cluster import ALIASES, AllRows, Unrouted, cluster, shard_of_alias, unsharded_host
 from .errors import NoShard, WrongShard
+from .everywhere import rows_with
 from .gather import WIDTH, gather
 from .lookups import lookups_of
 from .merge import by_pk, check_rows
@@ -253,19 +254,22 @@ class ShardedQuerySet(ValueQuerySet):
     def _by_ids_at_once(
         self, wanted: list[int], get: Callable[[Any], Any], timeout: float | None, partial: bool
     ) -> list[Any]:
-        """`by_ids` on an unsharded host: one statement."""
-        where: str = ALL_ROWS
-        known = []
+        """`by_ids` on an unsharded host: one statement; with transactions on several of its shards,
+        one for each shard."""
+        kind = AllRows
+        groups: dict[str, list[int]] = {}
         for id in map(int, wanted):
             try:
-                cluster().directory.shard_of_id(id)
+                shard = cluster().directory.shard_of_id(id)
+                where: str = rows_with(ALIASES[shard])
             except LegacyId:
-                where = unrouted_id(id)
+                where, kind = unrouted_id(id), Unrouted
             except WrongId:
                 continue  # No such shard, no such row.
-            known.append(id)
-        work = lambda _: list(self._on(where).filter(pk__in=known))  # noqa: E731
-        result = gather([0], work, timeout=timeout)
+            groups.setdefault(str(where), []).append(id)
+        work = lambda where: list(self._on(kind(where)).filter(pk__in=groups[where]))  # noqa: E731
+        shards = [shard for shard in map(shard_of_alias, groups) if shard is not None]
+        result = gather(shards, work, timeout=timeout)
         if not partial:
             result.all()
         found = {get(row): row for rows in result.values.values() for row in rows}

@@ -44,7 +44,7 @@ def check(query: Any, using: Any, connection: Any) -> None:
     may lead to such a host.
 
     Raises `Unsharded`, and `LayoutChanged` for a statement for all rows of a host that has them no
-    longer.
+    longer, and for one of each shard on a host that has all of them by now.
     """
     if isinstance(using, AllRows):
         if unsharded_host() is None:
@@ -54,8 +54,14 @@ def check(query: Any, using: Any, connection: Any) -> None:
             )
         if type(using) is Unrouted:
             unrouted.count()
-    elif connection.is_unsharded and not _free.get() and not names_rows(query):
-        refuse(query, connection.alias)
+    elif connection.is_unsharded:
+        if getattr(query, "pgshard_is_of_each", False):
+            raise LayoutChanged(
+                "the shards came to an unsharded host, and the call was for each of them: nothing"
+                " of this statement has run, make the call again"
+            )
+        if not _free.get() and not names_rows(query):
+            refuse(query, connection.alias)
 
 
 def refuse(query: Any, where: str) -> None:

@@ -14,7 +14,8 @@ from django.db.models.fields import related_descriptors as django
 
 from ..errors import WrongId
 from . import elsewhere
-from .cluster import ALL_ROWS, alias, unsharded_host
+from .cluster import AllRows, alias, unsharded_host
+from .everywhere import all_rows, rows_with, several_writers
 from .managers import ShardedManager
 from .routing import (
     alias_of_named,
@@ -165,13 +166,26 @@ def _of_each_shard(
             *rest,
         )
 
+    def groups_of(self: Any, instances: Any) -> dict[str | None, list[Any]]:
+        """The objects by the shard of what belongs to them."""
+        of_shards = is_sharded(instances[0].__class__)
+        groups: dict[str | None, list[Any]] = {}
+        for one in instances:
+            groups.setdefault(where_of(one) if of_shards else place(self, one), []).append(one)
+        return groups
+
     @wraps(plain)
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
         if not is_sharded(target(self)):
             return plain(self, instances, querysets)
         if unsharded_host() is not None and not (querysets and querysets[0]._db):
             check_named(self, instances)
-            return _at_once(lambda: plain(self, instances, querysets))
+            if not several_writers():
+                return _at_once(all_rows(), lambda: plain(self, instances, querysets))
+            return _at_each(
+                groups_of(self, instances),
+                lambda some: plain(self, some, querysets and [querysets[0]._chain()]),
+            )
         of_shards = is_sharded(instances[0].__class__)
 
         def where_it_leads(one: Any) -> str | None:
@@ -185,9 +199,7 @@ def _of_each_shard(
             return by_shard(
                 plain(self, here or instances[:1], asked), lambda one: where_it_leads(one) or named
             )
-        groups: dict[str | None, list[Any]] = {}
-        for one in instances:
-            groups.setdefault(where_it_leads(one), []).append(one)
+        groups = groups_of(self, instances)
         if None in groups or (len(groups) == 1 and of_shards):
             # The router refuses what names no shard.
             return plain(self, instances, querysets)
@@ -210,9 +222,21 @@ def _of_each_shard(
     return get_prefetch_querysets
 
 
-def _at_once(work: Callable[[], Any]) -> Any:
+def _at_each(groups: dict[str | None, list[Any]], work: Callable[[list[Any]], Any]) -> Any:
+    """The same for objects of several shards on which the thread has transactions: each is read on
+    its own connection."""
+    parts = [
+        _at_once(rows_with(where), lambda some=some: work(some))  # type: ignore[misc]
+        for where, some in groups.items()
+    ]
+    rows = parts[0][0]
+    rows._result_cache = [row for part in parts for row in part[0]._result_cache]
+    return parts[0]
+
+
+def _at_once(where: AllRows, work: Callable[[], Any]) -> Any:
     """What a `get_prefetch_querysets` gives of all rows of an unsharded host, read at once."""
-    with within(ALL_ROWS):
+    with within(where):
         rows, *rest = work()
         # Django itself will prefetch what these are to have.
         lookups, rows._prefetch_related_lookups = rows._prefetch_related_lookups, ()

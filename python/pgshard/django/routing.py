@@ -20,7 +20,6 @@ from ..layout import Unrouted
 from ..recovery import Recovery
 from .cluster import (
     ALIASES,
-    UNROUTED,
     AllRows,
     alias,
     cluster,
@@ -29,6 +28,7 @@ from .cluster import (
     unsharded_host,
 )
 from .errors import LayoutChanged, NoShard, ShardMoved, WrongShard, translate_errors
+from .everywhere import unrouted_rows
 from .sharded import is_sharded, key_fields, pk_says_shard, rules
 from .uncovered import check_covered
 
@@ -119,7 +119,7 @@ def unrouted(model: Any, what: str) -> str:
     host = unsharded_host()
     if host is None or host.unrouted is not Unrouted.LOG:
         refuse(model, what)
-    return UNROUTED
+    return unrouted_rows()
 
 
 def unrouted_id(id: int) -> str:
@@ -127,7 +127,7 @@ def unrouted_id(id: int) -> str:
     host = unsharded_host()
     if host is None or host.unrouted is not Unrouted.LOG:
         raise LegacyId(id, cluster().legacy_below)
-    return UNROUTED
+    return unrouted_rows()
 
 
 def alias_of_instance(instance: Any) -> str | None:

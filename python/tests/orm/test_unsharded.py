@@ -567,3 +567,89 @@ def test_commands_report_what_is_true(one, m, tmp_path):
     with pytest.raises((CommandError, Unsharded), match="rows of all keys"):
         run("flush", "--database", "shard-3", "--noinput")
     assert sql("SELECT count(*) FROM app.photos_photo") == [(4,)]
+
+
+def test_a_query_for_all_shards_sees_the_transaction_of_its_thread(one, m, p):
+    from django.db import connections, transaction
+
+    def check():
+        album = m.Album.objects.create(user_id=U, name="new")
+        photo = m.Photo.objects.create(user_id=U, album=album, title="t")
+        photo.tags.add(m.Tag.objects.create(user_id=U, word="w"))
+        rows = m.Photo.objects.prefetch_related("album", "tags")
+        everywhere = m.Photo.objects.across_shards()
+        for found in (
+            rows.filter(user_id=U)[0],
+            rows.by_ids([photo.pk])[0],
+            rows.by_ids([photo.pk], timeout=60)[0],
+            rows.across_shards(timeout=60).list(2)[0],
+        ):
+            assert found.album == album
+            assert [tag.word for tag in found.tags.all()] == ["w"]
+        albums = m.Album.objects.filter(user_id=U).prefetch_related("photos")
+        assert [list(one.photos.all()) for one in albums] == [[photo]]
+        assert (everywhere.count(), list(everywhere)) == (1, [photo])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using="shard-3"):
+        check()
+    with pytest.raises(ZeroDivisionError):
+        p.run_in_shard(U, check)
+    with transaction.atomic(using="shard-3"):
+        rows = m.Photo.objects.filter(user_id=U).prefetch_related("album")
+        m.Album.objects.create(user_id=U, name="new")
+        with connections["shard-3"].cursor() as cursor:
+            cursor.execute("UPDATE {shard}.photos_album SET id = 150")
+        album = m.Album.objects.get(user_id=U, id=150)
+        m.Photo.objects.create(user_id=U, album=album, title="t")
+        assert [one.album for one in rows] == [album]
+
+
+def test_a_query_without_a_key_sees_the_transaction_of_its_thread(logs, m, p):
+    from django.db import transaction
+
+    with transaction.atomic(using="shard-3"):
+        fill(m, U)
+        assert m.Photo.objects.count() == 2
+        assert m.Photo.objects.update(likes=9) == 2
+
+
+def test_each_shard_is_read_in_its_own_transaction_if_there_are_several(one, m, p):
+    from django.db import transaction
+    from django.db.models import prefetch_related_objects
+
+    with transaction.atomic(using="shard-3"), transaction.atomic(using="shard-12"):
+        # One that only reads is not in the way.
+        assert m.Photo.objects.filter(user_id=V).count() == 0
+        fill(m, U)
+        assert m.Photo.objects.across_shards().count() == 2
+        fill(m, V)
+        photos = [m.Photo.objects.get(user_id=user, likes=user + 1) for user in (U, V)]
+        prefetch_related_objects(photos, "album", "tags")
+        assert [one.album.name for one in photos] == ["a3", "a12"]
+        assert [[tag.word for tag in one.tags.all()] for one in photos] == [["w3"], ["w12"]]
+        assert m.Photo.objects.by_ids([photos[1].pk, photos[0].pk]) == photos[::-1]
+        for refused in (
+            lambda: m.Photo.objects.across_shards().count(),
+            lambda: list(m.Photo.objects.across_shards()),
+        ):
+            with pytest.raises(p.Unsharded, match="shard-12 and shard-3, which do not see"):
+                refused()
+
+
+def test_a_call_that_chose_shards_before_they_came_together_is_not_made(one, m, p, monkeypatch):
+    from pgshard.django import across
+
+    fill(m, U)
+    whole = m.Photo.objects.filter(user_id=U).across_shards(width=2)
+    monkeypatch.setattr(across, "unsharded_host", lambda: None)
+    for refused in (
+        lambda: whole.count(),
+        lambda: whole.list(9, partial=True),
+        lambda: list(whole),
+        lambda: whole.run(lambda rows: rows.update(likes=m.models.F("likes") + 1)),
+        lambda: whole.run(lambda rows: rows.delete()),
+    ):
+        with pytest.raises(p.LayoutChanged, match="make the call again"):
+            refused()
+    assert sql("SELECT sum(likes) FROM app.photos_photo") == [(3 + 4,)]

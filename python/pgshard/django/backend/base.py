@@ -111,6 +111,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         )
         self._sent = 0  # How many statements the transaction has sent, without savepoints.
         self._began = 0.0  # When the first of them was sent.
+        self.has_written = False
+        """Whether the transaction has sent a statement that is no mere SELECT."""
         self.kept = 0
         """How often something was kept: how many COMMITs there were, and statements outside of
         transactions that may write."""
@@ -293,6 +295,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._own, self.connection = self._pool(self._place.host), None
         self.autocommit = False
         self._sent, self.ended, self._savepoints, self._outermost = 0, None, [], None
+        self.has_written = False
         pools.slots().transactions[self.alias] = self
 
     def _is_deferred(self) -> bool:
@@ -307,7 +310,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _take_back(self) -> None:
         """Rolls the transaction back, and defers it again."""
         connection, self.connection = self.connection, None
-        self._sent, self.ended = 0, None
+        self._sent, self.ended, self.has_written = 0, None, False
         if connection is None or self._own is None:
             return
         try:
@@ -332,6 +335,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self._own, _ = pools.slots().shared.pop(self._place.host)
             self.connection.autocommit = False
             self._sent, self.ended, self._savepoints = 0, None, []
+            self.has_written = False
             pools.slots().transactions[self.alias] = self
 
     def _share(self) -> None:
@@ -467,8 +471,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         in time.
         """
         recovery: Recovery | None = None
-        if not sql.startswith("SELECT ") and is_write(sql):
-            check_covered(self.alias)
+        if not sql.startswith("SELECT "):
+            if is_write(sql):
+                check_covered(self.alias)
+            self.has_written = self.has_written or self._counts
         self._ready(cursor)
         while True:
             if self.follows_layout:
@@ -760,6 +766,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         """For a COPY, which is never repeated."""
         if is_write(statement):
             check_covered(self.alias)
+            self.has_written = True
         self._ready(cursor)
         if self.follows_layout:
             self._check_layout(cursor)
@@ -821,7 +828,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _over(self) -> None:
         """The transaction has ended. If it was begun by hand, the next one follows."""
-        self._sent, self._savepoints = 0, []
+        self._sent, self._savepoints, self.has_written = 0, [], False
         if self.ended is not None:
             self.ended = None
             if self._own is not None and self.connection is not None:

@@ -10,8 +10,9 @@ from django.contrib.contenttypes import fields
 from django.contrib.contenttypes.models import ContentType, ContentTypeManager
 
 from ...errors import LegacyId, WrongId
-from ..cluster import ALL_ROWS, alias, shard_of_alias, unsharded_host
+from ..cluster import alias, shard_of_alias, unsharded_host
 from ..errors import WrongShard
+from ..everywhere import all_rows, rows_with, several_writers
 from ..relations import managers
 from ..routing import (
     alias_of_id,
@@ -90,11 +91,10 @@ def install() -> None:
         groups: dict[str, list[Any]] = {}
         at_once = unsharded_host() is not None
         for one in instances:
+            where = _where_it_leads(self, one)
             if at_once:
-                _where_it_leads(self, one)
-                groups.setdefault(ALL_ROWS, []).append(one)
-                continue
-            groups.setdefault(_where_it_leads(self, one), []).append(one)
+                where = rows_with(where)
+            groups.setdefault(where, []).append(one)
         rows: list[Any] = []
         for where, group in groups.items():
             here = [
@@ -108,15 +108,16 @@ def install() -> None:
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
         if not is_sharded(instances[0].__class__):
             return prefetched(self, instances, querysets)
-        if unsharded_host() is not None:
-            with within(ALL_ROWS):
+        at_once = unsharded_host() is not None
+        if at_once and not several_writers():
+            with within(all_rows()):
                 return prefetched(self, instances, querysets)
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
             groups.setdefault(where_of(one), []).append(one)
         rows: list[Any] = []
         for where, group in groups.items():
-            with nullcontext() if where is None else within(where):
+            with nullcontext() if where is None else within(rows_with(where) if at_once else where):
                 found = prefetched(self, group, querysets)
             rows += found[0]
         _, of_object, of_one, *rest = found
