@@ -94,7 +94,9 @@ class World:
     def fresh(self, name):
         """An object as it was read just now."""
         one = self.objects[name]
-        return type(one)._base_manager.using(one._state.db).get(pk=one.pk)
+        # An ID from before the shards names no shard: the key is named too.
+        keys = {"user_id": one.user_id} if hasattr(one, "user_id") else {}
+        return type(one)._base_manager.using(one._state.db).get(pk=one.pk, **keys)
 
     def everywhere(self):
         """Within it, rows are found by their IDs alone."""

@@ -32,6 +32,7 @@ from ..errors import LegacyId, WrongId, WrongKey
 from . import finding
 from .cluster import alias, shard_of_alias, unsharded_host
 from .lookups import ModelLookup, lookups_of_rows
+from .reach import objects_meant
 from .routing import alias_of_key, alias_of_named, is_legacy, where_of, within
 from .sharded import (
     KEYS,
@@ -241,7 +242,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
             rows = self.model._base_manager.using(where).filter(pk=unquote(object_id))
         except (ValidationError, ValueError):
             return None
-        return rows.values_list(fields[0].attname, flat=True).first()
+        with objects_meant():
+            return rows.values_list(fields[0].attname, flat=True).first()
 
     def delete_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """On the row's shard."""
@@ -254,7 +256,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return self._on(where, super().history_view, request, object_id, extra_context)
 
     def _on(self, where: str | None, view: Callable[..., Any], *args: Any) -> Any:
-        with within(where or _NOWHERE):
+        with within(where or _NOWHERE), objects_meant():
             response = view(*args)
             # The template also queries rows, for instance for choices.
             return (

@@ -24,6 +24,7 @@ from ..lookups.claims import Entry
 from .cluster import alias, shard_of_alias, unsharded_host
 from .errors import Busy, NoClaim, Taken, translate_claims
 from .lookups import ModelLookup, execute, lookups, lookups_of, lookups_of_rows, open_views
+from .reach import objects_meant
 from .routing import run_on
 
 T = TypeVar("T")
@@ -357,7 +358,9 @@ def _as_before(objs: list[Any], lookup: ModelLookup, using: str, locks: bool) ->
     if unsure:
         rows = lookup.model._base_manager.using(using).filter(pk__in=list(unsure))
         rows = rows.select_for_update(no_key=True, of=("self",)) if locks else rows
-        for pk, *there in rows.order_by().values_list("pk", *lookup.names):
+        with objects_meant():
+            read = list(rows.order_by().values_list("pk", *lookup.names))
+        for pk, *there in read:
             one, values = unsure[pk]
             if lookup.values(there) == values:
                 found.add(id(one))
@@ -451,7 +454,8 @@ def update(
         raise NoClaim(
             f"{rows.model.__name__}.update would give several rows one value of a look-up: {names}"
         )
-    row = rows.model._base_manager.using(rows.db).filter(pk__in=found).first()
+    with objects_meant():
+        row = rows.model._base_manager.using(rows.db).filter(pk__in=found).first()
     if row is None:
         return 0
     requests = []

@@ -12,6 +12,8 @@ from django.db.models import CASCADE, DO_NOTHING, PROTECT, RESTRICT, RestrictedE
 from django.db.models import deletion as django
 from django.db.models.deletion import Collector
 
+from .cluster import unsharded_host
+from .reach import objects_meant
 from .routing import alias_of_owner, repeat_on, within
 from .sharded import KEYS, is_sharded
 
@@ -20,7 +22,7 @@ ON_DELETE = (CASCADE, PROTECT, RESTRICT, DO_NOTHING)
 
 _CANDIDATES = django.get_candidate_relations_to_delete
 _CAN_FAST_DELETE = Collector.can_fast_delete
-_ADD, _DELETE = Collector.add, Collector.delete
+_ADD, _COLLECT, _DELETE = Collector.add, Collector.collect, Collector.delete
 
 
 def _is_key_elsewhere(relation: Any) -> bool:
@@ -78,6 +80,14 @@ def _add(self: Any, objs: Any, *args: Any, **kwargs: Any) -> Any:
     return added
 
 
+def _collect_all(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same as Django's. What it looks for is about rows that it has."""
+    if unsharded_host() is None:
+        return _COLLECT(self, *args, **kwargs)
+    with objects_meant():
+        return _COLLECT(self, *args, **kwargs)
+
+
 def _collect(where: str, owned: list[tuple[Any, Any]], origin: Any) -> Any:
     """Collects the rows on a shard that go with these objects. Raises `ProtectedError` and
     `RestrictedError`."""
@@ -131,7 +141,11 @@ def _delete(self: Any) -> Any:
                 return _collect(where, owned, self.origin).delete()[1]
 
         counts.update(repeat_on(where, whole))
-    total, rest = _DELETE(self)
+    if unsharded_host() is None:
+        total, rest = _DELETE(self)
+    else:
+        with objects_meant():
+            total, rest = _DELETE(self)
     counts.update(rest)
     return total + sum(counts.values()) - sum(rest.values()), dict(counts)
 
@@ -140,4 +154,4 @@ def change_django() -> None:
     """Makes Django use all this."""
     django.get_candidate_relations_to_delete = _candidates
     Collector.can_fast_delete, Collector.add = _can_fast_delete, _add
-    Collector.delete = _delete
+    Collector.collect, Collector.delete = _collect_all, _delete

@@ -16,6 +16,7 @@ from django.db.models.lookups import In
 
 from .cluster import shard_of_alias, unsharded_host
 from .everywhere import rows_with
+from .reach import objects_meant
 from .routing import run_on, where_of
 from .sharded import is_sharded
 
@@ -48,7 +49,8 @@ class _Related(NamedTuple):
             ._base_manager.using(self.where)
             .filter(**{self.source: self.value})
         )
-        return list(rows.values_list(self.target, flat=True))
+        with objects_meant():
+            return list(rows.values_list(self.target, flat=True))
 
 
 class _InRelated(In):
@@ -129,7 +131,8 @@ def manager(made: Any, fill: Callable[[Any, dict[str, Any]], Any]) -> Any:
         def _write(self, work: Callable[[str], Any]) -> Any:
             """Runs this on the shard, and again if that moves during it."""
             db = router.db_for_write(self.through, instance=self.instance)
-            return run_on(db, lambda: work(db))
+            with objects_meant():
+                return run_on(db, lambda: work(db))
 
         def add(self, *objs: Any, **kwargs: Any) -> None:
             """The same as Django's."""

@@ -13,11 +13,11 @@ from django.db.models.constants import LOOKUP_SEP
 from django.db.models.functions import Cast
 
 from ..errors import LegacyId, WrongId, WrongKey
-from . import claiming, finding
+from . import claiming, finding, reach
 from .across import AcrossShards
 from .batch import fetch
 from .cluster import ALIASES, AllRows, Unrouted, cluster, shard_of_alias, unsharded_host
-from .errors import NoShard, WrongShard
+from .errors import NoShard, Unsharded, WrongShard
 from .everywhere import rows_with
 from .gather import WIDTH, gather
 from .lookups import lookups_of
@@ -37,7 +37,9 @@ from .routing import (
     where_of,
 )
 from .sharded import (
+    KEYS,
     OBJECT,
+    has_shard_id,
     is_sharded,
     key_fields,
     key_names,
@@ -155,6 +157,7 @@ class ShardedQuerySet(ValueQuerySet):
         """Notes for a query of the rows of either of two what was noted for both."""
         if made is not self and made is not other:
             finding.forget(made.query)
+            reach.forget_objects(made.query)
         return self._pass_on(other, made)
 
     def _pass_on(self, other: Any, made: Any) -> Any:
@@ -512,9 +515,31 @@ class ShardedQuerySet(ValueQuerySet):
             at = self._on(places.pop() or "") if len(places) == 1 else self
         if not objs:
             return objs
+        at._check_conflicts(objs, kwargs)
         if lookups_of(self.model):
             return at._create_claimed(objs, *args, **kwargs)
         return at._bulk_create(objs, *args, **kwargs)
+
+    def _check_conflicts(self, objs: list[Any], given: dict[str, Any]) -> None:
+        """Refuses new rows that would change one of another key on an unsharded host. Raises
+        `Unsharded`."""
+        if not given.get("update_conflicts") or unsharded_host() is None:
+            return
+        names = set(given.get("unique_fields") or ())
+        if names & {*key_names(self.model)} or ("pk" in names and self._pk_has_key()):
+            return
+        pk = self.model._meta.pk
+        by_id = has_shard_id(self.model) and names & {"pk", pk.name, pk.attname}
+        if by_id and not any(is_legacy(one.pk) for one in objs):
+            return
+        raise Unsharded(
+            f"{self.model.__name__}.bulk_create with update_conflicts may change rows of other keys"
+            " on an unsharded host: name the key in unique_fields"
+        )
+
+    def _pk_has_key(self) -> bool:
+        pk = self.model._meta.pk
+        return any(isinstance(one, KEYS) for one in getattr(pk, "fields", None) or (pk,))
 
     def _bulk_create(self, objs: list[Any], *args: Any, **kwargs: Any) -> Any:
         at = self
@@ -549,8 +574,15 @@ class ShardedQuerySet(ValueQuerySet):
         for one in objs:
             check_instance(one, at.db)
 
+        if unsharded_host() is not None:
+            # An ID from before the shards may be that of another key's row.
+            for name, _ in rules(self.model).keys:
+                keys = [one.__dict__.get(name) for one in objs]
+                at = at if None in keys else at.filter(**{f"{name}__in": set(keys)})
+
         def work() -> Any:
-            return super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs)
+            with reach.objects_meant():
+                return super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs)
 
         if claiming.written(self.model, fields):
             at._for_write = True
@@ -578,7 +610,16 @@ class ShardedQuerySet(ValueQuerySet):
             return (0, {})
         at = self._placed()
         self._result_cache = None
-        return at._whole(super(ShardedQuerySet, at).delete)
+        return at._whole(lambda: super(ShardedQuerySet, at._checked()).delete())
+
+    def _checked(self) -> Any:
+        """This query set, if an unsharded host may delete its rows, which Django itself does not
+        query by all conditions. Raises `Unsharded` and `LegacyId`."""
+        if unsharded_host() is None or isinstance(self.db, AllRows):
+            return self
+        made = self._chain()
+        made._query = reach.of_shard(made.query, self.db)
+        return made
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from .fields import (
     ShardedBigAutoField,
 )
 from .managers import ShardedManager
-from .reach import all_rows_meant
+from .reach import all_rows_meant, objects_meant
 from .routing import (
     check_instance,
     check_parents,
@@ -28,7 +29,7 @@ from .routing import (
     same_row,
     where_it_belongs,
 )
-from .sharded import automatic_tables, is_sharded, key_names, placed_names
+from .sharded import automatic_tables, is_sharded, key_fields, key_names, placed_names
 
 lookups.change_django()
 
@@ -80,6 +81,13 @@ class ShardedModel(models.Model):
         )
         return claiming.save(self, cls, using, update_fields, bool(force_insert), save)
 
+    def _do_update(self, base_qs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same as Django's. On an unsharded host the row with this ID may be another key's."""
+        if unsharded_host() is None:
+            return super()._do_update(base_qs, *args, **kwargs)
+        with objects_meant():
+            return super()._do_update(_of_its_key(base_qs, self), *args, **kwargs)
+
     @classmethod
     def from_db(cls, db: Any, field_names: Any, values: Any, **kwargs: Any) -> Any:
         """The same as Django's."""
@@ -94,7 +102,9 @@ class ShardedModel(models.Model):
         self, using: Any = None, fields: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """The same as Django's."""
-        super().refresh_from_db(using, fields, *args, **kwargs)
+        whole = unsharded_host() is not None
+        with objects_meant() if whole else nullcontext():
+            super().refresh_from_db(using, fields, *args, **kwargs)
         if fields is None and lookups.lookups_of_rows(type(self)):
             claiming.note(self)
 
@@ -224,6 +234,16 @@ class ShardedModel(models.Model):
             return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)
         finally:
             self._state.db = here
+
+
+def _of_its_key(rows: Any, instance: Any) -> Any:
+    """These rows, those of the object's key only, if it is in their table and was read."""
+    keys = {
+        field.attname: instance.__dict__[field.attname]
+        for field in key_fields(rows.model)
+        if field in rows.model._meta.local_concrete_fields and field.attname in instance.__dict__
+    }
+    return rows.filter(**keys) if keys else rows
 
 
 def _is_same(self: Any, other: object) -> Any:

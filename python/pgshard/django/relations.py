@@ -17,6 +17,7 @@ from . import elsewhere
 from .cluster import AllRows, alias, unsharded_host
 from .everywhere import all_rows, rows_with, several_writers
 from .managers import ShardedManager
+from .reach import mean_objects, objects_meant
 from .routing import (
     alias_of_named,
     alias_of_owner,
@@ -62,7 +63,8 @@ def managers(original: Any) -> Any:
                     db = router.db_for_write(self.model, instance=self.instance)
                     # Django compares their primary keys, which another shard may have too.
                     check_objects(values, db)
-                    return run_on(db, lambda: plain(self, *values, **more))
+                    with objects_meant():
+                        return run_on(db, lambda: plain(self, *values, **more))
 
             return call
 
@@ -79,6 +81,7 @@ def managers(original: Any) -> Any:
                     # As a part of another query it must have its shard.
                     found._db = router.db_for_read(self.model, instance=self.instance)
                     found._query.pgshard_alias = found._db
+            _mean(found, self.instance)
             return found
 
         made._apply_rel_filters = _apply_rel_filters
@@ -273,8 +276,26 @@ def _validate(self: Any, value: Any, model_instance: Any) -> None:
         and has_shard_id(self.remote_field.model)
     ):
         where = _of_id(value)
-    with nullcontext() if where is None else within(where):
+    with objects_meant(), nullcontext() if where is None else within(where):
         _VALIDATE(self, value, model_instance)
+
+
+def _mean(rows: Any, instance: Any) -> None:
+    """Notes on an unsharded host that these are rows related to an object of a shard."""
+    if unsharded_host() is not None and is_sharded(instance.__class__):
+        mean_objects(rows._query, where_of(instance) or rows._db)
+
+
+def _of_an_object(plain: Any) -> Any:
+    """Changes a `get_queryset` of related objects: which object they belong to names them."""
+
+    @wraps(plain)
+    def get_queryset(self: Any, **hints: Any) -> Any:
+        rows = plain(self, **hints)
+        _mean(rows, hints.get("instance"))
+        return rows
+
+    return get_queryset
 
 
 def change_django() -> None:
@@ -286,6 +307,8 @@ def change_django() -> None:
         setattr(django, name, managers(getattr(django, name)))
     ForeignKey.validate = _validate
     forward, reverse = django.ForwardManyToOneDescriptor, django.ReverseOneToOneDescriptor
+    for one in (forward, reverse):
+        one.get_queryset = _of_an_object(one.get_queryset)
     forward.get_prefetch_querysets = _of_each_shard(
         forward.get_prefetch_querysets, lambda self: self.field.remote_field.model, _of_reference
     )

@@ -4,6 +4,7 @@ is refused."""
 
 import logging
 import re
+from contextlib import contextmanager
 
 import pytest
 from one_database import PLAIN, OneDatabase, make_tables, register, used
@@ -14,13 +15,16 @@ U, V, W = 3, 12, 19  # The last one's rows are on the first one's shard.
 @pytest.fixture(scope="module")
 def old(world):
     """The database with the tables of the models of photos. New IDs are wide ones."""
+    from forum import models as forum
     from photos import models as m
 
     made = OneDatabase("")
     try:
         register(made)
         make_tables(m.Album, m.Tag, m.Photo, m.Note)
+        make_tables(forum.Label, forum.Thread, forum.Remark, forum.Vote, forum.Post)
         made.wide_ids("photos_album", "photos_tag", "photos_photo", "photos_note")
+        made.wide_ids("forum_thread", "forum_remark")
         yield made
     finally:
         from django.db import connections
@@ -47,6 +51,7 @@ def begun(old, more):
 
     old.configure(more)
     sql("TRUNCATE app.photos_album, app.photos_tag, app.photos_photo, app.photos_note CASCADE")
+    sql("TRUNCATE app.forum_thread, app.forum_remark CASCADE")
     unrouted.calls = unrouted.UnroutedCalls()
     with used(old):
         yield old
@@ -283,7 +288,7 @@ def test_a_statement_names_its_rows_or_is_not_sent(one, m, p, sent):
     tied = m.Photo.objects.filter(album=OuterRef("pk"))
     assert m.Album.objects.filter(user_id=U).annotate(has=Exists(tied))[0].has
     assert m.Photo.objects.filter(user_id=U, album__in=m.Album.objects.values("id")).count() == 1
-    assert rows.filter(Q(user_id=U, likes=3) | Q(id=photo.id)).count() == 2
+    assert rows.filter(Q(user_id=U, likes=3) | Q(id=photo.id)).count() == 1
     m.Photo(user_id=U, title="x").full_clean(exclude=["album", "category"])
     with pytest.raises(ValidationError, match="already exists"):
         m.Album(user_id=U, name="a3").full_clean()
@@ -653,3 +658,134 @@ def test_a_call_that_chose_shards_before_they_came_together_is_not_made(one, m, 
         with pytest.raises(p.LayoutChanged, match="make the call again"):
             refused()
     assert sql("SELECT sum(likes) FROM app.photos_photo") == [(3 + 4,)]
+
+
+def test_values_of_another_shard_find_nothing(one, m, p):
+    from django.db.models import Q
+
+    fill(m, U, V)
+    mine, other = (m.Album.objects.get(user_id=user) for user in (U, V))
+    albums, photos = m.Album.objects.for_key(U), m.Photo.objects.for_key(U)
+    for empty in (
+        albums.filter(pk=other.pk),
+        albums.filter(user_id=V),
+        albums.filter(user_id__in=[V]),
+        albums.filter(pk__in=[other.pk, V]),
+        albums.filter(photos__in=m.Photo.objects.for_key(U).filter(user_id=V)),
+        photos.filter(album=other),
+        photos.filter(album_id=other.pk),
+        photos.filter(album__user_id=V),
+        photos.filter(Q(user_id=V) | Q(album_id=other.pk)),
+        mine.photos.filter(user_id=V),
+        other.photos.using("shard-3"),
+    ):
+        assert (list(empty), empty.count(), empty.exists()) == ([], 0, False)
+        word = "name" if empty.model is m.Album else "title"
+        assert (empty.order_by().update(**{word: "x"}), empty.delete()[0]) == (0, 0)
+    with p.shard_of(U):
+        assert m.Album.objects.for_key(U).filter(pk=other.pk).update(name="x") == 0
+    assert list(albums.filter(pk__in=[mine.pk, other.pk])) == [mine]
+    assert list(albums.filter(pk__in=[mine.pk, other.pk], name="a3")) == [mine]
+    assert list(albums.filter(Q(pk=other.pk) | Q(user_id=U))) == [mine]
+    assert list(albums.filter(user_id=U).exclude(pk=other.pk)) == [mine]
+    assert albums.in_bulk([mine.pk, other.pk]) == {mine.pk: mine}
+    assert albums.filter(pk__in=[mine.pk, other.pk]).aggregate(n=m.models.Count("pk")) == {"n": 1}
+    both = albums.filter(pk__in=[mine.pk, other.pk])
+    assert both.union(albums.filter(user_id=V)).count() == 1
+    assert both.delete()[1] == {"photos.Album": 1, "photos.Photo": 1, "photos.Photo_tags": 1}
+    assert sql("SELECT user_id FROM app.photos_album") == [(V,)]
+
+
+@contextmanager
+def keeps_ids(model):
+    """Within it, new rows of a model have the IDs that they are given."""
+    table = f"app.{model._meta.db_table}"
+    sql(f"ALTER TABLE {table} DISABLE TRIGGER wide")
+    try:
+        yield
+    finally:
+        sql(f"ALTER TABLE {table} ENABLE TRIGGER wide")
+
+
+def test_a_legacy_id_needs_its_key_on_a_shard_too(one, m, p):
+    from django.db import DatabaseError, IntegrityError
+
+    from pgshard import LegacyId
+
+    legacy(m)
+    rows = m.Photo.objects.for_key(U)
+
+    def in_shard(work):
+        return lambda: p.run_in_shard(U, work)
+
+    for refused in (
+        lambda: rows.get(pk=201),
+        lambda: rows.filter(pk__in=[200, 201]).update(title="x"),
+        lambda: rows.filter(pk=201).delete(),
+        lambda: rows.filter(album_id=101).count(),
+        lambda: rows.in_bulk([201]),
+        lambda: m.Photo.objects.using("shard-3").filter(tags=101).exists(),
+        in_shard(lambda: m.Photo.objects.filter(pk=201).first()),
+        in_shard(lambda: m.Photo.objects.filter(pk=201).delete()),
+        in_shard(lambda: m.Photo.objects.filter(album=101).update(title="x")),
+    ):
+        with pytest.raises(LegacyId, match="made before there were shards"):
+            refused()
+    assert rows.filter(user_id=U, pk__in=[200, 201]).count() == 1
+    assert m.Album.objects.get(user_id=V, pk=101).photos.using("shard-12").count() == 1
+    with pytest.raises(LegacyId):
+        m.Album.objects.get(user_id=V, pk=101).photos.using("shard-3").count()
+    for wrong in (m.Photo(id=201, user_id=U, title="x"), m.Album(id=101, user_id=U, name="x")):
+        with keeps_ids(type(wrong)), pytest.raises(IntegrityError):
+            wrong.save()
+        with pytest.raises(DatabaseError, match="did not affect any rows"):
+            wrong.save(force_update=True)
+        with pytest.raises(p.Unsharded, match="name the key in unique_fields"):
+            type(wrong).objects.bulk_create(
+                [wrong], update_conflicts=True, unique_fields=["id"], update_fields=["user_id"]
+            )
+    wrong = m.Photo(id=201, user_id=U, title="x")
+    assert m.Photo.objects.bulk_update([wrong], ["title"]) == 0
+    assert sql("SELECT user_id, title FROM app.photos_photo ORDER BY id") == [(U, "l3"), (V, "l12")]
+    assert sql("SELECT user_id, name FROM app.photos_album ORDER BY id") == [(U, "l3"), (V, "l12")]
+    right = m.Photo.objects.get(user_id=V, pk=201)
+    right.title = "new"
+    assert m.Photo.objects.bulk_update([right], ["title"]) == 1
+    right.save(force_update=True)
+    made = m.Album.objects.bulk_create(
+        [m.Album(user_id=V, name="l12")],
+        update_conflicts=True,
+        unique_fields=["user_id", "name"],
+        update_fields=["name"],
+    )
+    assert len(made) == 1
+    right.tags.clear()
+    right.tags.set([m.Tag.objects.get(user_id=V)])
+    assert right.tags.get().pk == 101
+
+
+def test_a_generic_reference_names_rows_of_its_shard_only(one, m, p):
+    from django.contrib.contenttypes.models import ContentType
+    from forum.models import Remark, Thread
+
+    category = ContentType.objects.get_for_model(m.Category)
+    thread = ContentType.objects.get_for_model(Thread)
+    for user in (U, V):
+        Remark.objects.create(user_id=user, content_type=category, object_id=7)
+        about = Thread.objects.create(user_id=user, title="t")
+        Remark.objects.create(user_id=user, content_type=thread, object_id=about.pk)
+    mine, other = (Thread.objects.get(user_id=user) for user in (U, V))
+    for refused in (
+        lambda: Remark.objects.filter(content_type=category, object_id=7).delete(),
+        lambda: Remark.objects.filter(object_id=mine.pk).update(text="x"),
+        lambda: Remark.objects.filter(content_type=thread, object_id=other.pk).update(text="x"),
+        lambda: Remark.objects.filter(content_type=thread, object_id__in=[7, mine.pk]).count(),
+    ):
+        with pytest.raises(p.Unsharded, match="filter by the key"):
+            p.run_in_shard(U, refused)
+    rows = Remark.objects.for_key(U).filter(content_type=thread, object_id=mine.pk)
+    assert rows.update(text="x") == 1
+    assert [one.text for one in mine.remarks.all()] == ["x"]
+    assert rows[0].about == mine
+    assert mine.delete()[1] == {"forum.Remark": 1, "forum.Thread": 1}
+    assert Remark.objects.across_shards().count() == 3

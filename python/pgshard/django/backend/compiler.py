@@ -56,7 +56,11 @@ class _Qualified:
         if not connection.follows_layout:
             return super().execute_sql(*args, **kwargs)  # type: ignore[misc]
         # An aggregate over a subquery: that has the rows.
-        check_reach(getattr(self.query, "inner_query", self.query), self.using, connection)
+        inner = getattr(self.query, "inner_query", None)
+        if inner is None:
+            self.query = check_reach(self.query, self.using, connection)
+        else:
+            self.query.inner_query = check_reach(inner, self.using, connection)
         before = connection.all_rows
         connection.all_rows = self.using if isinstance(self.using, AllRows) else None
         try:

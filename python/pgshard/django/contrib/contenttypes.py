@@ -13,6 +13,7 @@ from ...errors import LegacyId, WrongId
 from ..cluster import alias, shard_of_alias, unsharded_host
 from ..errors import WrongShard
 from ..everywhere import all_rows, rows_with, several_writers
+from ..reach import objects_meant
 from ..relations import managers
 from ..routing import (
     alias_of_id,
@@ -56,7 +57,8 @@ def install() -> None:
         # to it.
         identifies = pk_says_shard(model) and not is_legacy(kwargs.get("pk"))
         elsewhere = identifies or not of_shard if is_sharded(model) else of_shard
-        return of_one(self, None if elsewhere else using, **kwargs)
+        with objects_meant():
+            return of_one(self, None if elsewhere else using, **kwargs)
 
     def get_all_objects_for_this_type(self: Any, **kwargs: Any) -> Any:
         model = self.model_class()
