@@ -43,7 +43,7 @@ from sqlalchemy.orm.base import NO_VALUE
 from ..connect import connect
 from ..connection import HostConnection, is_lost, is_standby
 from ..directory import Directory
-from ..errors import ConfigError, PgshardError, WrongId, WrongKey
+from ..errors import ConfigError, LegacyId, PgshardError, WrongId, WrongKey
 from ..hosts import Host
 from ..map import Placement
 from ..pool import WAIT_MAX, is_alive
@@ -230,7 +230,10 @@ class _Attempt:
         directory = self.recovery_context.directory
         # The server takes a text for a number, and for a UUID.
         if what == ID:
-            shard = directory.shard_of_id(int(value) if isinstance(value, str) else value)
+            try:
+                shard = directory.shard_of_id(int(value) if isinstance(value, str) else value)
+            except LegacyId:
+                return  # It names no shard. The key that the transaction is for does.
         else:
             shard = (
                 directory.shard_of_text(value)

@@ -494,3 +494,35 @@ def test_waiting_has_an_end(made, tmp_path):
                 " WHERE shard_id = 15"
             )
     shards.close()
+
+
+def test_a_row_with_an_id_from_before_the_shards_is_its_keys():
+    from world import World
+
+    made = World()
+    shards = None
+    try:
+        config = made.path.read_text()
+        made.path.write_text(config.replace("[cluster]\n", "[cluster]\nlegacy_below = 1000000\n"))
+        made.migrate(TABLES)
+        with made.connect("db1") as connection:
+            connection.execute(
+                "INSERT INTO shard_0003.albums (id, user_id, name) VALUES (5, 3, 'old')"
+            )
+        shards = Shards(Directory.open(made.path))
+
+        def work(session):
+            album = session.get(Album, 5)
+            album.name = "new"
+            session.add(Photo(user_id=3, title="t", album=album))
+            session.execute(insert(Photo).values(user_id=3, title="u", album_id=5))
+
+        shards.run(3, work)
+        assert shards.run(3, lambda session: session.get(Album, 5).name) == "new"
+        assert titles(shards, 3) == ["t", "u"]
+        with pytest.raises(sa.WrongShard, match="user_id is of shard 4"):
+            shards.run(3, add(lambda: Album(id=6, user_id=4, name="astray")))
+    finally:
+        if shards is not None:
+            shards.close()
+        made.close()
