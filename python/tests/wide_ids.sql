@@ -9,7 +9,7 @@ DECLARE
     ms bigint := extract(epoch FROM clock_timestamp() - '2026-01-01T00:00:00Z') * 1000;
 BEGIN
     IF NEW.id < 1 << 23 THEN
-        NEW.id := ms << 23 | shard << 10 | nextval('app.wide') % 1024;
+        NEW.id := (ms << 23) | (shard << 10) | (nextval('app.wide') % 1024);
     END IF;
     RETURN NEW;
 END $$;

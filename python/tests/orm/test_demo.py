@@ -59,7 +59,7 @@ DECLARE
     there bigint;
 BEGIN
     SELECT shard INTO STRICT there FROM pgshard_test.key_shard WHERE key = NEW.user_id::text;
-    NEW.id := ms << 23 | there << 10 | nextval('app.wide') % 1024;
+    NEW.id := (ms << 23) | (there << 10) | (nextval('app.wide') % 1024);
     RETURN NEW;
 END $$;
 CREATE TRIGGER wide BEFORE INSERT ON photos_photo FOR EACH ROW EXECUTE FUNCTION wide();
