@@ -136,11 +136,13 @@ def lookups() -> Lookups:
 
 def open_views() -> dict[str, Execute]:
     """What runs statements in the transactions that this thread has open on shards, by alias. On an
-    unsharded host, rows are in them that no other connection sees yet."""
+    unsharded host, rows are in them that no other connection sees yet. Those in which a statement
+    failed run none, and have no rows to keep."""
     found: dict[str, Execute] = {}
     for where, connection in pools.slots().transactions.items():
         is_begun = connection.connection is not None
-        if is_begun and connection.in_atomic_block and not connection.needs_rollback:
+        failed = connection.needs_rollback or connection.has_failed()
+        if is_begun and connection.in_atomic_block and not failed:
             found[where] = partial(execute, where)
     return found
 

@@ -122,6 +122,18 @@ def test_rows_of_open_transactions_are_found(mm, p, key, other, email):
     assert not mm.Member.objects.filter(email=email).exists()
 
 
+def test_a_transaction_that_has_failed_is_no_obstacle(mm, p, key, other, email):
+    from django.db import DataError, connections, transaction
+
+    member = mm.Member.objects.create(id=key, email=email)
+    using = p.alias_of_key(other)
+    with transaction.atomic(using=using):
+        with pytest.raises(DataError), connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+        assert mm.Member.objects.get(email=email) == member
+        transaction.set_rollback(True, using=using)
+
+
 def test_a_table_without_a_unique_index_is_refused(db, mm, key):
     from pgshard import LookupUnusable
     from pgshard.django.cluster import cluster
