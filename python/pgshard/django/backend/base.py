@@ -99,8 +99,6 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.all_rows: AllRows | None = None
         """What the query is for that is being compiled, if that is all rows of the unsharded
         host."""
-        self.follows_layout = cluster().has_unsharded
-        """Whether the schema may change, because the config has an unsharded host."""
         self._take_schema(cluster().config.schema(shard))
         self.take_layout()
         self.autocommit = True
@@ -132,6 +130,12 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     # --------------------------------------------------------------------------
     # layout
+
+    @property
+    def follows_layout(self) -> bool:
+        """Whether the schema may change, because the config has an unsharded host. Tests change the
+        config, and other threads keep their objects."""
+        return self.is_unsharded or (state.cluster or cluster()).has_unsharded
 
     def take_layout(self) -> None:
         """Takes over the schema of the shard from the host where it is now, for the SQL that is
