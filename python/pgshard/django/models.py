@@ -79,7 +79,10 @@ class ShardedModel(models.Model):
         save = partial(
             super()._save_table, raw, cls, force_insert, force_update, using, update_fields
         )
-        return claiming.save(self, cls, using, update_fields, bool(force_insert), save)
+        saved = claiming.save(self, cls, using, update_fields, bool(force_insert), save)
+        if unsharded_host() is not None:
+            _note_key(self)
+        return saved
 
     def _do_update(self, base_qs: Any, *args: Any, **kwargs: Any) -> Any:
         """The same as Django's. On an unsharded host the row with this ID may be another key's."""
@@ -94,6 +97,7 @@ class ShardedModel(models.Model):
         made = super().from_db(db, field_names, values, **kwargs)
         if unsharded_host() is not None:
             place_row(made, db)
+            _note_key(made)
         if lookups.lookups_of_rows(cls):
             claiming.note(made)
         return made
@@ -237,13 +241,27 @@ class ShardedModel(models.Model):
 
 
 def _of_its_key(rows: Any, instance: Any) -> Any:
-    """These rows, those of the object's key only, if it is in their table and was read."""
-    keys = {
-        field.attname: instance.__dict__[field.attname]
+    """These rows, those of the object's key only, if it is in their table and was read. The key may
+    have become another one of the same shard since."""
+    names = {
+        field.attname
         for field in key_fields(rows.model)
         if field in rows.model._meta.local_concrete_fields and field.attname in instance.__dict__
     }
-    return rows.filter(**keys) if keys else rows
+    if not names:
+        return rows
+    of_key = models.Q(**{name: instance.__dict__[name] for name in names})
+    noted = getattr(instance._state, "pgshard_key", {})
+    if names <= noted.keys():
+        of_key |= models.Q(**{name: noted[name] for name in names})
+    return rows.filter(of_key)
+
+
+def _note_key(instance: Any) -> None:
+    """Notes the key that an object's row has."""
+    names = [field.attname for field in key_fields(type(instance))]
+    has = instance.__dict__
+    instance._state.pgshard_key = {name: has[name] for name in names if name in has}
 
 
 def _is_same(self: Any, other: object) -> Any:
@@ -255,6 +273,7 @@ def _from_db(cls: Any, db: Any, *args: Any, **kwargs: Any) -> Any:
     made = models.Model.from_db.__func__(cls, db, *args, **kwargs)
     if unsharded_host() is not None:
         place_row(made, db)
+        _note_key(made)
     return made
 
 
