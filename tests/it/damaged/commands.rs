@@ -174,7 +174,8 @@ const CASES: [Case; 18] = [
 ];
 
 /// Where the tests of the other findings are that have a command or a statement in their remedy.
-const ELSEWHERE: [(&str, &str); 31] = [
+const ELSEWHERE: [(&str, &str); 32] = [
+    ("legacy_ids_end", include_str!("../unsharded.rs")),
     ("served_twice", include_str!("../moves/repair.rs")),
     ("served_nowhere", include_str!("../moves/repair.rs")),
     ("shard_epoch_differs", include_str!("each.rs")),
